@@ -518,7 +518,7 @@ def save(path: Path, **contents: Any) -> None:
 
 def load(path: str, agent: Agent | None = None) -> dict[str, Any]:
     """Reads a .pt file (in a run directory: agent.pt, else checkpoint.pt), running no code in it, and puts
-    its weights into the agent. Raises ArgumentError where it is damaged, another script's or of other shapes."""
+    its weights into the agent. Raises ArgumentError if it is damaged, another script's or another shape."""
     file = next((f for f in (Path(path, "agent.pt"), Path(path, "checkpoint.pt")) if f.exists()), Path(path))
     try:
         if zipfile.ZipFile(file).testzip() is not None:  # finds flipped bits by their checksum
@@ -598,8 +598,6 @@ def train(args: Args) -> Agent:
     run |= {"timed_steps": 0, "rollout_seconds": 0.0, "update_seconds": 0.0}  # without the first iteration
     if args.resume:
         saved = load(f"{args.runs_dir}/{args.run_name}/checkpoint.pt", agent)
-        if saved["args"]["env_id"] != args.env_id:
-            raise ArgumentError(f"--env-id {args.env_id}: the run is one of {saved['args']['env_id']}")
         optimizer.load_state_dict(saved["optimizer"])
         torch.set_rng_state(saved["rng"][0])
         torch.cuda.set_rng_state_all(saved["rng"][1:])
@@ -710,13 +708,15 @@ def train(args: Args) -> Agent:
         order = torch.cat([torch.randperm(len(starts) * N) for _ in range(args.update_epochs)])
         for sequences in order.chunk(minibatches):
             which, env = sequences // N, sequences % N
-            rows, state_b = seq_rows[:, which], states[which, :, env].movedim(0, 1)  # (L, B), (S, B, H)
-            obs_b, weight, advantage = [x[rows, env] for x in b_obs], weights[rows, env], advantages[rows, env]
-            logprob, entropy, value = agent.evaluate_actions(obs_b, state_b, b_final[rows, env], actions[rows, env])
+            at = seq_rows[:, which], env  # the rows (L, B) and environments (B,) of the minibatch
+            state_b, weight, advantage = states[which, :, env].movedim(0, 1), weights[at], advantages[at]
+            logprob, entropy, value = agent.evaluate_actions(
+                [x[at] for x in b_obs], state_b, b_final[at], actions[at]
+            )
             if args.norm_adv == "minibatch":
                 advantage = normalize(advantage, weight)
-            policy_loss, approx_kl, clipfrac = ppo_loss(logprob, logprobs[rows, env], advantage, weight, clip_coef)
-            v_loss = value_loss(value, values[rows, env], returns[rows, env], weight, vf_clip)
+            policy_loss, approx_kl, clipfrac = ppo_loss(logprob, logprobs[at], advantage, weight, clip_coef)
+            v_loss = value_loss(value, values[at], returns[at], weight, vf_clip)
             mean_entropy = weighted_mean(entropy, weight)
             losses.append(torch.stack([policy_loss, v_loss, mean_entropy, approx_kl, clipfrac]).detach())
             if args.target_kl is not None and approx_kl > 1.5 * args.target_kl:
@@ -780,7 +780,7 @@ def parse_args(argv: list[str]) -> Args:
     name = early.env_id.replace("-", "NoVel-") if early.mask_velocity else early.env_id
     preset = PRESETS.get(name, {}) if early.preset == "auto" else {}
     if early.resume:
-        run_dir = Path(early.resume) if Path(early.resume).is_dir() else Path(early.resume).parent
+        run_dir = Path(early.resume).parent if early.resume.endswith(".pt") else Path(early.resume)
         saved = load(str(run_dir / "checkpoint.pt"))["args"]
         saved |= {"runs_dir": str(run_dir.parent), "run_name": run_dir.name}
     elif early.play:
@@ -790,6 +790,8 @@ def parse_args(argv: list[str]) -> Args:
     args = tyro.cli(Args, args=argv, default=Args(**saved), description=__doc__)
     if "NoVel-" in args.env_id:
         args.env_id, args.mask_velocity = args.env_id.replace("NoVel-", "-"), True
+    if args.env_id != saved.get("env_id", args.env_id):
+        raise ArgumentError(f"--env-id {args.env_id}: {early.resume or early.play} is one of {saved['env_id']}")
     if saved is preset and preset:
         print(f"preset of {name}: {preset}")
     return args
@@ -797,24 +799,27 @@ def parse_args(argv: list[str]) -> Args:
 def main(argv: list[str] | None = None) -> None:
     """Exits with 0, or one line and 2 (an argument), 1 (the run failed), 130 (Ctrl-C) or 143 (SIGTERM)."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    args = Args()
+    gym.logger.min_level = gym.logger.ERROR + 1  # the tracebacks of its workers would bury the one line
+    args, code, what = Args(), 0, ""
     try:
         args = parse_args(sys.argv[1:] if argv is None else argv)
         play(args) if args.play else train(args)
     except ArgumentError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except (KeyboardInterrupt, SystemExit, TrainingError, OSError) as error:
-        if isinstance(error, SystemExit) and error.code != 143:
+        code, what = 2, f"error: {error}"
+    except (TrainingError, OSError) as error:
+        code, what = 1, f"error: {error}"
+    except KeyboardInterrupt:
+        code, what = 130, "interrupted"
+    except SystemExit as stop:
+        if stop.code != 143:
             raise
-        signals = {KeyboardInterrupt: (130, "interrupted"), SystemExit: (143, "terminated")}
-        code, what = signals.get(type(error), (1, f"error: {error}"))
-        checkpoint = Path(args.runs_dir, args.run_name or "", "checkpoint.pt")
-        if checkpoint.exists():
-            resume = f"python {sys.argv[0]} --resume {checkpoint.parent}"
-            what += f"; last checkpoint {checkpoint}; go on with: {resume}"
-        print(f"\n{what}", file=sys.stderr)
-        sys.exit(code)
+        code, what = 143, "terminated"
+    checkpoint = Path(args.runs_dir, args.run_name or "", "checkpoint.pt")
+    if code not in (0, 2) and checkpoint.exists():
+        what += f"; last checkpoint {checkpoint}; go on with: python {sys.argv[0]} --resume {checkpoint.parent}"
+    if code:
+        sys.exit(print(what, file=sys.stderr) or code)
+
 
 if __name__ == "__main__":
     main()

@@ -1,0 +1,284 @@
+"""The reliability contract: seeds, kill and resume, wrong input, faults during a run, what a run leaves."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from conftest import MODULES, ROOT
+
+# A short real run of each script: the flags that make it short.
+SHORT = {
+    "rppo_lstm": "--env-id CartPole-v1 --mask-velocity --num-envs 4 --num-steps 32 --num-minibatches 2 --hidden-size 16",
+}
+RUNS = list(SHORT)
+TESTS = {"PYTHONPATH": str(ROOT / "tests")}
+
+
+def weights(run_dir):
+    return torch.load(run_dir / "agent.pt", weights_only=True)["agent"]
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.parametrize("script", RUNS)
+def test_what_a_run_leaves(script, run_script, tmp_path):
+    flags = f"{SHORT[script]} --total-timesteps 1500 --run-name a --eval-episodes 3 --eval-every 1000".split()
+    done = run_script(script, *flags)
+    run_dir = tmp_path / "runs" / "a"
+    result = json.loads((run_dir / "result.json").read_text())
+    assert set(result) >= {
+        "global_step", "wall_seconds", "sps", "rollout_seconds", "update_seconds", "episodes", "mean_return_100",
+        "eval_mean_return", "eval_std_return",
+    }  # fmt: skip
+    assert 1500 <= result["global_step"] < 1500 + 4 * 32 and result["episodes"] > 10
+    assert 8 < result["mean_return_100"] < 500 and 8 <= result["eval_mean_return"] <= 500
+    assert result["sps"] > 100 and "agent.pt" not in done.stdout
+    assert json.loads((run_dir / "args.json").read_text())["num_envs"] == 4
+    assert (run_dir / "checkpoint.pt").exists() and not list(run_dir.glob("*.tmp"))
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run_dir)).Reload()
+    assert {"charts/episodic_return", "charts/episodic_length", "charts/SPS", "charts/learning_rate",
+            "charts/eval_return", "losses/value_loss", "losses/policy_loss", "losses/entropy", "losses/approx_kl",
+            "losses/clipfrac", "losses/explained_variance"} <= set(events.Tags()["scalars"])  # fmt: skip
+    assert len(events.Scalars("charts/eval_return")) == 1
+    # A second run of that name must not touch the first.
+    again = run_script(script, *flags, check=2)
+    assert "--run-name a" in again.stderr and again.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("script", RUNS)
+def test_same_seed_same_weights_other_seed_others(script, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    module = MODULES[script]
+    for name, seed in ("a", 1), ("b", 1), ("c", 2):
+        module.main([*SHORT[script].split(), "--total-timesteps", "700", "--seed", str(seed), "--run-name", name])
+    a, b, c = (weights(tmp_path / "runs" / name) for name in "abc")
+    assert same(a, b) and not same(a, c)
+
+
+@pytest.mark.parametrize("script", RUNS)
+def test_kill_at_a_random_moment_then_resume_is_the_run_never_stopped(script, tmp_path, run_script):
+    flags = f"{SHORT[script]} --total-timesteps 6000 --checkpoint-every 7".split()
+    run_script(script, *flags, "--run-name", "whole")
+    command = [sys.executable, str(ROOT / f"{script}.py"), *flags, "--run-name", "killed"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    checkpoint = tmp_path / "runs" / "killed" / "checkpoint.pt"
+    while not checkpoint.exists():
+        assert process.poll() is None
+        time.sleep(0.02)
+    time.sleep(random.Random(os.getpid()).uniform(0.0, 1.0))
+    process.kill()
+    process.wait()
+    run_script(script, "--resume", "runs/killed")
+    assert same(weights(tmp_path / "runs" / "whole"), weights(tmp_path / "runs" / "killed"))
+
+
+@pytest.mark.parametrize("script", RUNS)
+@pytest.mark.parametrize("number,code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_signals_end_a_run_with_one_line(script, tmp_path, number, code, vectorization):
+    command = [sys.executable, str(ROOT / f"{script}.py"), *SHORT[script].split(), "--run-name", "a",
+               "--vectorization", vectorization]  # fmt: skip
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    while not (tmp_path / "runs" / "a" / "checkpoint.pt").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    time.sleep(0.5)
+    started = time.time()
+    os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)  # as a terminal does
+    _, stderr = process.communicate(timeout=20)
+    assert process.returncode == code and time.time() - started < 5
+    lines = [line for line in stderr.split("\n") if line.strip() and "step/s" not in line]
+    assert len(lines) == 1 and "--resume runs/a" in lines[0] and "runs/a/checkpoint.pt" in lines[0], stderr
+
+
+WRONG = {
+    "rppo_lstm": [
+        ("--env-id Nope-v1", "--env-id Nope-v1: Environment `Nope` doesn't exist"),
+        ("--env-id CartPol-v1", "CartPole"),
+        ("--env-id Pendulum-v1", "rppo_continuous.py"),
+        ("--env-id nomodule:Nope-v1", "nomodule"),
+        ("--num-envs 6", "--num-minibatches 4: must divide the 6 sequences"),
+        ("--seq-len 48", "--seq-len 48: must divide --num-steps 128"),
+        ("--num-envs 0", "--num-envs 0: must be"),
+        ("--num-steps -1", "--num-steps -1: must be"),
+        ("--hidden-size 0", "--hidden-size 0"),
+        ("--encoder-sizes 64 0", "--encoder-sizes"),
+        ("--gamma 1.5", "--gamma 1.5: must be at most 1"),
+        ("--learning-rate nan", "--learning-rate nan: must be a finite number"),
+        ("--clip-coef -0.2", "--clip-coef -0.2: must be"),
+        ("--seed -3", "--seed -3"),
+        ("--mask-velocity --env-id Acrobot-v1", "--mask-velocity: Acrobot"),
+        ("--runs-dir file/x", "--runs-dir file/x"),
+        ("--resume nowhere", "nowhere"),
+        ("--play nowhere.pt", "nowhere.pt"),
+        ("--init-from file", "file"),
+    ],
+}
+
+
+@pytest.mark.parametrize("script,flags,expected", [(s, *case) for s in WRONG for case in WRONG[s]])
+def test_wrong_input_is_one_line_and_exit_code_2_before_any_work(script, flags, expected, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("not a checkpoint")
+    with pytest.raises(SystemExit) as stop:
+        MODULES[script].main(flags.split())
+    stderr = capsys.readouterr().err
+    assert stop.value.code == 2
+    assert expected in stderr and stderr.count("\n") == 1, stderr
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("script", RUNS)
+@pytest.mark.parametrize("package,env_id", [("minigrid", "MiniGrid-MemoryS9-v0"), ("ale_py", "ALE/Pong-v5")])
+def test_a_missing_extra_is_named_with_its_pip_command(script, package, env_id, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(SystemExit) as stop:
+        MODULES[script].main(["--env-id", env_id])
+    stderr = capsys.readouterr().err
+    assert stop.value.code == 2 and f"pip install {package.replace('_', '-')}" in stderr and stderr.count("\n") == 1
+
+
+class Evil:
+    def __reduce__(self):
+        return os.system, ("touch evil",)
+
+
+@pytest.mark.parametrize("script", RUNS)
+def test_checkpoints_that_cannot_be_used(script, tmp_path, monkeypatch, capsys):
+    """Truncated, flipped, hostile, another script's, another environment's, another shape's: one line, no code run."""
+    monkeypatch.chdir(tmp_path)
+    module = MODULES[script]
+    module.main([*SHORT[script].split(), "--total-timesteps", "200", "--run-name", "good"])
+    good = (tmp_path / "runs/good/agent.pt").read_bytes()
+    contents = torch.load(tmp_path / "runs/good/agent.pt", weights_only=True)
+
+    def refused(name, expected, *flags):
+        with pytest.raises(SystemExit) as stop:
+            module.main([*SHORT[script].split(), "--total-timesteps", "200", *flags])
+        stderr = capsys.readouterr().err
+        assert stop.value.code == 2 and stderr.count("\n") == 1 and expected in stderr, (name, stderr)
+
+    capsys.readouterr()
+    (tmp_path / "bad.pt").write_bytes(good[: len(good) // 2])
+    refused("truncated", "bad.pt", "--init-from", "bad.pt")
+    flipped = bytearray(good)
+    flipped[len(good) // 2] ^= 16
+    (tmp_path / "bad.pt").write_bytes(flipped)
+    refused("flipped", "bad.pt", "--init-from", "bad.pt")
+    torch.save({**contents, "agent": Evil()}, tmp_path / "bad.pt")
+    refused("hostile", "bad.pt", "--init-from", "bad.pt")
+    assert not (tmp_path / "evil").exists()
+    torch.save({**contents, "script": "another"}, tmp_path / "bad.pt")
+    refused("another script", "another.py wrote it", "--init-from", "bad.pt")
+    refused("another shape", "runs/good", "--init-from", "runs/good", "--hidden-size", "24")
+    refused("another environment", "--env-id Acrobot-v1", "--resume", "runs/good", "--env-id", "Acrobot-v1",
+            "--no-mask-velocity")  # fmt: skip
+    module.main([*SHORT[script].split(), "--total-timesteps", "200", "--run-name", "warm", "--init-from", "runs/good"])
+
+
+@pytest.mark.parametrize("script", RUNS)
+@pytest.mark.parametrize("fault", ["Raise", "Exit", "NanObservation", "NanReward"])
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_faults_during_a_run(script, fault, vectorization, run_script, tmp_path):
+    if (fault, vectorization) == ("Exit", "sync"):
+        pytest.skip("that environment ends the whole process")
+    flags = SHORT[script].split()[3 if "mask" in SHORT[script] else 2 :]
+    prefix = "Box" if script in ("rppo_continuous", "trpo", "ppo1_mpi") else ""
+    done = run_script(script, "--env-id", f"test_envs:{prefix}Faulty{fault}-v0", *flags, "--run-name", "a",
+                      "--checkpoint-every", "2", "--vectorization", vectorization, check=1, env=TESTS)  # fmt: skip
+    lines = [line for line in done.stderr.split("\n") if line.strip() and "step/s" not in line]
+    words = {"Raise": "exploded", "Exit": "EOFError", "NanObservation": "observation", "NanReward": "reward"}
+    assert words[fault] in lines[-1] and "iteration" in lines[-1] and "--resume runs/a" in lines[-1], done.stderr
+    assert len(lines) == 1, done.stderr
+    checkpoint = torch.load(tmp_path / "runs/a/checkpoint.pt", weights_only=True)
+    assert all(x.isfinite().all() for x in checkpoint["agent"].values())
+
+
+@pytest.mark.parametrize("script", RUNS)
+def test_a_loss_that_is_not_finite_stops_the_run(script, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        MODULES[script].main([*SHORT[script].split(), "--learning-rate", "1e30", "--run-name", "a"])
+    last = capsys.readouterr().err.strip().split("\n")[-1]
+    assert stop.value.code == 1 and "not finite in iteration" in last and "--resume runs/a" in last
+
+
+@pytest.mark.parametrize("script", RUNS)
+def test_a_full_disk_leaves_the_last_good_checkpoint(script, tmp_path, monkeypatch, capsys):
+    """The second checkpoint fails half way, as it does on a full disk."""
+    monkeypatch.chdir(tmp_path)
+    module, calls = MODULES[script], []
+    real = os.fsync
+
+    def full(fd):
+        calls.append(fd)
+        if len(calls) == 2:
+            os.ftruncate(fd, 100)
+            raise OSError(28, "No space left on device")
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(SystemExit) as stop:
+        module.main([*SHORT[script].split(), "--checkpoint-every", "2", "--run-name", "a"])
+    last = capsys.readouterr().err.strip().split("\n")[-1]
+    assert stop.value.code == 1 and "No space left" in last and "--resume runs/a" in last
+    assert module.load("runs/a")["run"]["iteration"] == 0
+
+
+@pytest.mark.parametrize("script", RUNS)
+def test_a_script_alone_in_an_empty_folder_trains_and_asks_for_no_network(script, tmp_path):
+    (tmp_path / "alone.py").write_text((ROOT / f"{script}.py").read_text())
+    blocker = "import socket\ndef refuse(*a, **k): raise OSError('network')\nsocket.socket.connect = refuse\n"
+    (tmp_path / "sitecustomize.py").write_text(blocker)
+    command = [sys.executable, "alone.py", *SHORT[script].split(), "--total-timesteps", "300", "--run-name", "a"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": "."})
+    assert done.returncode == 0, done.stderr
+    assert "# /// script" in (tmp_path / "alone.py").read_text()[:200]
+
+
+@pytest.mark.parametrize("script", RUNS)
+def test_help_shows_every_flag_and_a_preset_in_place(script, run_script):
+    text = run_script(script, "--help").stdout
+    for field in MODULES[script].Args.__dataclass_fields__:
+        assert f"--{field.replace('_', '-')}" in text
+    for env_id, preset in MODULES[script].PRESETS.items():
+        shown = run_script(script, "--env-id", env_id, "--help").stdout
+        name, value = next((k, v) for k, v in preset.items() if isinstance(v, int) and not isinstance(v, bool))
+        assert f"--{name.replace('_', '-')} INT" in shown and f"default: {value}" in shown
+
+
+@pytest.mark.parametrize("script", RUNS)
+def test_every_argument_is_read(script):
+    source = (ROOT / f"{script}.py").read_text()
+    for field in MODULES[script].Args.__dataclass_fields__:
+        assert f"args.{field}" in source or f"early.{field}" in source, field
+
+
+@pytest.mark.parametrize("script", RUNS)
+def test_track_works_offline(script, run_script, tmp_path):
+    pytest.importorskip("wandb")
+    flags = f"{SHORT[script]} --total-timesteps 200 --run-name a --track".split()
+    run_script(script, *flags, env={"WANDB_MODE": "offline"})
+    assert list((tmp_path / "runs/a/wandb").glob("offline-run-*"))
+
+
+@pytest.mark.parametrize("script", RUNS)
+def test_play_prints_returns_and_films(script, run_script, tmp_path):
+    run_script(script, *f"{SHORT[script]} --total-timesteps 300 --run-name a".split())
+    shown = run_script(script, "--play", "runs/a", "--eval-episodes", "2", env={"SDL_VIDEODRIVER": "dummy"})
+    assert shown.stdout.count("return") == 2
+    pytest.importorskip("moviepy")
+    filmed = run_script(script, "--play", "runs/a", "--eval-episodes", "2", "--capture-video")
+    assert filmed.stdout == shown.stdout  # same seed, same episodes
+    assert len(list((tmp_path / "runs/a/videos").glob("*.mp4"))) == 2
