@@ -102,7 +102,12 @@ class Args:
     play: str | None = None  # run directory or .pt file to watch instead of training
     capture_video: bool = False  # --play writes videos/*.mp4 beside the agent instead of opening a window
 
-PRESETS: dict[str, dict[str, Any]] = {}
+PRESETS: dict[str, dict[str, Any]] = {  # what an environment needs beside the defaults
+    "CartPoleNoVel-v1": {"total_timesteps": 100_000, "update_epochs": 10, "learning_rate": 2e-3},
+    "PocMemory-v0": {"total_timesteps": 61_000},
+    "MiniGrid-MemoryS9-v0": {"total_timesteps": 1_500_000, "num_envs": 16, "num_steps": 512, "gamma": 0.995,
+                             "reset_state": False, "learning_rate": 2.5e-4, "ent_coef": 1e-3},
+}  # fmt: skip
 VELOCITIES = {  # the entries of observations that --mask-velocity hides
     "CartPole": [1, 3], "MountainCar": [1], "MountainCarContinuous": [1], "Pendulum": [2],
     "LunarLander": [2, 3, 5], "LunarLanderContinuous": [2, 3, 5],
@@ -409,7 +414,11 @@ class Agent(nn.Module):
         state is what the last call returned, None for zeros; it is zeroed first where episode_start (N,) is
         set. info is the environment's, needed where it has an action_mask.
         """
-        device, single = self.missing.device, self.observation_space.contains(obs)
+        device, leaf, value = self.missing.device, self.observation_space, obs
+        while isinstance(leaf, (spaces.Dict, spaces.Tuple)):
+            key: Any = next(iter(leaf)) if isinstance(leaf, spaces.Dict) else 0
+            leaf, value = leaf[key], value[key]
+        single = np.ndim(value) == len(leaf.shape or ())
         if single:
             empty: Any = gym.vector.utils.create_empty_array(self.observation_space, 1)
             obs = gym.vector.utils.concatenate(self.observation_space, [obs], empty)
@@ -604,7 +613,7 @@ def train(args: Args) -> Agent:
         run = saved["run"]
     elif args.init_from:
         load(args.init_from, agent)
-    name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}".replace("/", "-")
+    name = f"{args.env_id}__{args.exp_name}__{args.seed}__{time.time_ns() // 10**6}".replace("/", "-")
     args.run_name = args.run_name or name
     run_dir = Path(args.runs_dir, args.run_name)
     try:
@@ -633,7 +642,7 @@ def train(args: Args) -> Agent:
     states = torch.zeros(len(starts), *agent.initial_state(N).shape, device=device)  # before their first rows
 
     checkpoint_every = args.checkpoint_every or -(-args.total_timesteps // (10 * N * T))
-    recent, started, fresh = deque(run["recent"], 100), time.time() - run["wall_seconds"], True
+    recent, started, fresh, sps = deque(run["recent"], 100), time.time() - run["wall_seconds"], True, 0.0
     bar = tqdm(total=args.total_timesteps, initial=run["global_step"], unit="step", mininterval=0.5)
     while run["global_step"] < args.total_timesteps:
         iteration_start = time.perf_counter()
@@ -726,8 +735,8 @@ def train(args: Args) -> Agent:
             nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
             optimizer.step()
         means = torch.stack(losses).mean(0).tolist()
-        if not np.isfinite(means).all():
-            raise TrainingError(f"the loss is not finite in iteration {run['iteration']}")
+        if not (np.isfinite(means).all() and all(p.isfinite().all() for p in agent.parameters())):
+            raise TrainingError(f"the loss or a weight is not finite in iteration {run['iteration']}")
 
         # --- log ---
         steps = int(valid.sum())
