@@ -361,9 +361,10 @@ class Agent(nn.Module):
 
     def replay(self, memory: ResetLSTM, x: Tensor, state: Tensor, final: Tensor) -> Tensor:
         """A memory over sequences: x (L, B, F), state (S, B, H), final (L, B) -> outputs (L, B, H)."""
-        if self.args.ablate_memory:  # each row on its own, from zeros
+        if self.args.ablate_memory:  # each row is a sequence of its own, from zeros
             zeros = state.new_zeros(len(state), final.numel(), self.args.hidden_size)
-            return memory.step(x.flatten(0, 1), zeros)[0].unflatten(0, final.shape)
+            rows, no_end = x.flatten(0, 1)[None], torch.zeros_like(final).view(1, -1)
+            return memory(rows, zeros, no_end).view(*final.shape, -1)
         return memory(x, state, final if self.args.reset_state else torch.zeros_like(final))
 
     def log_probs(self, policy: Tensor, obs: list[Tensor]) -> Tensor:
@@ -800,7 +801,7 @@ def parse_args(argv: list[str]) -> Args:
     if "NoVel-" in args.env_id:
         args.env_id, args.mask_velocity = args.env_id.replace("NoVel-", "-"), True
     if args.env_id != saved.get("env_id", args.env_id):
-        raise ArgumentError(f"--env-id {args.env_id}: {early.resume or early.play} is one of {saved['env_id']}")
+        raise ArgumentError(f"--env-id {args.env_id}: {early.resume or early.play} has {saved['env_id']}")
     if saved is preset and preset:
         print(f"preset of {name}: {preset}")
     return args
@@ -825,7 +826,8 @@ def main(argv: list[str] | None = None) -> None:
         code, what = 143, "terminated"
     checkpoint = Path(args.runs_dir, args.run_name or "", "checkpoint.pt")
     if code not in (0, 2) and checkpoint.exists():
-        what += f"; last checkpoint {checkpoint}; go on with: python {sys.argv[0]} --resume {checkpoint.parent}"
+        resume = f"python {sys.argv[0]} --resume {checkpoint.parent}"
+        what += f"; last checkpoint {checkpoint}; go on with: {resume}"
     if code:
         sys.exit(print(what, file=sys.stderr) or code)
 
