@@ -14,7 +14,7 @@ from gymnasium import spaces
 
 ROOT = Path(__file__).resolve().parent.parent
 # A script joins the suite by its name here: the tests that its functions allow then run over it.
-SCRIPTS = ["rppo_lstm"]
+SCRIPTS = ["rppo_lstm", "rppo_continuous"]
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 torch.set_num_threads(1)
 
@@ -96,4 +96,10 @@ DISCRETE_ACTIONS = {
     "discrete from -1": spaces.Discrete(3, start=-1),
     "multidiscrete": spaces.MultiDiscrete([2, 4, 3]),
     "multibinary": spaces.MultiBinary(3),
+}
+CONTINUOUS_ACTIONS = {
+    "box": spaces.Box(-1, 1, (2,), np.float32),
+    "one": spaces.Box(-2, 2, (1,), np.float32),
+    "matrix, float64": spaces.Box(np.array([[-1, 0], [2, -3]]), np.array([[1, 5], [4, -2]]), (2, 2), np.float64),
+    "unbounded": spaces.Box(-np.inf, np.inf, (3,), np.float32),
 }

@@ -15,8 +15,11 @@ from conftest import MODULES, ROOT
 # A short real run of each script: the flags that make it short.
 SHORT = {
     "rppo_lstm": "--env-id CartPole-v1 --mask-velocity --num-envs 4 --num-steps 32 --num-minibatches 2 --hidden-size 16",
+    "rppo_continuous": "--env-id Pendulum-v1 --mask-velocity --preset none --num-envs 4 --num-steps 32 --num-minibatches 2 --hidden-size 16",
 }
 RUNS = list(SHORT)
+# Of 1500 steps of it: at least so many episodes, and returns between these.
+LEAVES = {"rppo_lstm": (11, 8, 500), "rppo_continuous": (4, -2000, 0)}
 TESTS = {"PYTHONPATH": str(ROOT / "tests")}
 
 
@@ -30,7 +33,7 @@ def same(a, b):
 
 @pytest.mark.parametrize("script", RUNS)
 def test_what_a_run_leaves(script, run_script, tmp_path):
-    flags = f"{SHORT[script]} --total-timesteps 1500 --run-name a --eval-episodes 3 --eval-every 1000".split()
+    flags = f"{SHORT[script]} --total-timesteps 1500 --run-name a --eval-episodes 3 --eval-every 1000 --checkpoint-every 99".split()
     done = run_script(script, *flags)
     run_dir = tmp_path / "runs" / "a"
     result = json.loads((run_dir / "result.json").read_text())
@@ -38,8 +41,10 @@ def test_what_a_run_leaves(script, run_script, tmp_path):
         "global_step", "wall_seconds", "sps", "rollout_seconds", "update_seconds", "episodes", "mean_return_100",
         "eval_mean_return", "eval_std_return",
     }  # fmt: skip
-    assert 1500 <= result["global_step"] < 1500 + 4 * 32 and result["episodes"] > 10
-    assert 8 < result["mean_return_100"] < 500 and 8 <= result["eval_mean_return"] <= 500
+    assert 1500 <= result["global_step"] < 1500 + 4 * 32
+    episodes, low, high = LEAVES[script]
+    assert result["episodes"] >= episodes
+    assert low < result["mean_return_100"] < high and low <= result["eval_mean_return"] <= high
     assert result["sps"] > 100 and "agent.pt" not in done.stdout
     assert json.loads((run_dir / "args.json").read_text())["num_envs"] == 4
     assert (run_dir / "checkpoint.pt").exists() and not list(run_dir.glob("*.tmp"))
@@ -122,6 +127,16 @@ WRONG = {
         ("--resume nowhere", "nowhere"),
         ("--play nowhere.pt", "nowhere.pt"),
         ("--init-from file", "file"),
+    ],
+    "rppo_continuous": [
+        ("--env-id Nope-v1", "--env-id Nope-v1: Environment `Nope` doesn't exist"),
+        ("--env-id CartPole-v1", "rppo_lstm.py"),
+        ("--log-std-init -30", "--log-std-init -30.0: must be a finite number, at least -20"),
+        ("--sde-sample-freq -2", "--sde-sample-freq -2: must be a finite number, at least -1"),
+        ("--num-envs 6", "--num-minibatches 4: must divide the 6 sequences"),
+        ("--learning-rate nan", "--learning-rate nan: must be a finite number"),
+        ("--mask-velocity --env-id Acrobot-v1", "--mask-velocity: Acrobot"),
+        ("--resume nowhere", "nowhere"),
     ],
 }
 
