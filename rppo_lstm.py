@@ -154,12 +154,14 @@ def make_env(args: Args, render_mode: str | None, video_dir: Path | None) -> gym
     """One environment, with the wrappers that its family needs."""
     if args.env_id == "PocMemory-v0":  # with a limit, because a bad policy may walk to and fro for ever
         return gym.wrappers.TimeLimit(PocMemoryEnv(), 128)
-    env = gym.make(args.env_id, render_mode=render_mode)
+    memory_task = args.env_id.startswith("MiniGrid-Memory")  # Pleines et al.: view 3 x 3, three actions
+    kwargs: dict[str, Any] = {"agent_view_size": 3} if memory_task else {}
+    env = gym.make(args.env_id, render_mode=render_mode, **kwargs)
     if args.env_id.startswith("MiniGrid-"):
-        from minigrid.wrappers import ImgObsWrapper, RGBImgPartialObsWrapper, ViewSizeWrapper
-        if "Memory" in args.env_id:  # Pleines et al.: 3 x 3 tiles in view; turn left, turn right, forward
-            env = gym.wrappers.TransformAction(ViewSizeWrapper(env, 3), lambda a: a, spaces.Discrete(3))
-        env = ImgObsWrapper(RGBImgPartialObsWrapper(env, tile_size=28 if "Memory" in args.env_id else 12))
+        from minigrid.wrappers import ImgObsWrapper, RGBImgPartialObsWrapper
+        env = ImgObsWrapper(RGBImgPartialObsWrapper(env, tile_size=28 if memory_task else 12))
+    if memory_task:
+        env = gym.wrappers.TransformAction(env, lambda action: action, spaces.Discrete(3))
     if video_dir is not None:
         env = gym.wrappers.RecordVideo(env, str(video_dir), episode_trigger=lambda _: True)
     return env
@@ -191,6 +193,13 @@ def make_envs(args: Args, num_envs: int, render_mode: str | None = None, video_d
         visible[VELOCITIES[name]] = 0.0
         envs = gym.wrappers.vector.TransformObservation(envs, lambda obs: obs * visible)
     return envs
+
+def attempt(where: str, call: Any, *inputs: Any, **options: Any) -> Any:
+    """call(*inputs, **options) of an environment, whose exceptions become a TrainingError of one line."""
+    try:
+        return call(*inputs, **options)
+    except Exception as error:
+        raise TrainingError(f"the environment raised {error!r} in {where}") from error
 
 def flatten_obs(space: Any, obs: Any) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """N observations of any space -> vectors (N, n), choices as one-hot, and images (N, C, height, width)."""
@@ -548,11 +557,11 @@ def evaluate(agent: Agent, envs: gym.vector.VectorEnv, episodes: int, seed: int)
     """Returns of deterministic episodes, of which each environment plays its share, be they short or long."""
     share = np.array([len(range(n, episodes, envs.num_envs)) for n in range(envs.num_envs)])
     start, final, total = np.ones(envs.num_envs, bool), np.zeros(envs.num_envs, bool), np.zeros(envs.num_envs)
-    obs, info = envs.reset(seed=seed)
+    obs, info = attempt("an evaluation", envs.reset, seed=seed)
     state, returns = None, []
     while share.any():
         action, state = agent.predict(obs, state, start, deterministic=True, info=info)
-        obs, reward, terminated, truncated, info = envs.step(action)
+        obs, reward, terminated, truncated, info = attempt("an evaluation", envs.step, action)
         start, final, total = final, terminated | truncated, total + reward
         for n in np.flatnonzero(final & (share > 0)):
             returns.append(float(total[n]))
@@ -631,7 +640,8 @@ def train(args: Args) -> Agent:
                    config=asdict(args), sync_tensorboard=True)
 
     # What environments return is stored as numpy arrays, what the agent returns as tensors.
-    obs = [np.zeros((T + 1, *x.shape), x.dtype) for x in agent.observe(*envs.reset(seed=args.seed))]
+    raw, info = attempt("its first reset", envs.reset, seed=args.seed)
+    obs = [np.zeros((T + 1, *x.shape), x.dtype) for x in agent.observe(raw, info)]
     final = np.zeros((T + 1, N), bool)  # obs[t] is the last of its episode
     rewards = np.zeros((T, N), np.float32)
     terminated, truncated = np.zeros((T, N), bool), np.zeros((T, N), bool)
@@ -654,7 +664,8 @@ def train(args: Args) -> Agent:
             save(run_dir / "checkpoint.pt", args=asdict(args), agent=agent.state_dict(), run=run, rng=rng,
                  optimizer=optimizer.state_dict())  # fmt: skip
             seed = np.random.SeedSequence([args.seed, run["iteration"]]).generate_state(1)[0] // 2
-            for x, first in zip(obs, agent.observe(*envs.reset(seed=int(seed)))):
+            raw, info = attempt(f"the reset of iteration {run['iteration']}", envs.reset, seed=int(seed))
+            for x, first in zip(obs, agent.observe(raw, info)):
                 x[0] = first
             final[0], fresh, state, carried = False, False, agent.initial_state(N), torch.zeros(N).to(device)
             episode_return, episode_length = np.zeros(N), np.zeros(N, int)
@@ -669,11 +680,10 @@ def train(args: Args) -> Agent:
                 actions[t], logprobs[t], values[t], state = agent.act(row, state)
                 if final[t].any():
                     state = agent.next_state(state, torch.from_numpy(final[t]).to(device))
-                try:
-                    raw, rewards[t], terminated[t], truncated[t], info = envs.step(agent.to_env(actions[t]))
-                except Exception as error:
-                    where = f"in row {t} of iteration {run['iteration']}"
-                    raise TrainingError(f"the environment raised {error!r} {where}") from error
+                where = f"row {t} of iteration {run['iteration']}"
+                raw, rewards[t], terminated[t], truncated[t], info = attempt(
+                    where, envs.step, agent.to_env(actions[t])
+                )
                 for x, new in zip(obs, agent.observe(raw, info)):
                     x[t + 1] = new
                 final[t + 1] = terminated[t] | truncated[t]
@@ -818,6 +828,7 @@ def main(argv: list[str] | None = None) -> None:
         code, what = 2, f"error: {error}"
     except (TrainingError, OSError) as error:
         code, what = 1, f"error: {error}"
+        sys.unraisablehook = lambda _: None  # closing environments whose worker died raises once more
     except KeyboardInterrupt:
         code, what = 130, "interrupted"
     except SystemExit as stop:
