@@ -77,8 +77,9 @@ def test_gaussian_is_torch_distributions_in_float64():
     mean, action = torch.randn(2, 7, 5, 3, dtype=torch.float64)
     std = torch.rand(7, 5, 3, dtype=torch.float64) * 3 + 1e-3
     reference = torch.distributions.Independent(torch.distributions.Normal(mean, std), 1)
-    assert (module.gaussian_log_prob(action, mean, std, False) - reference.log_prob(action)).abs().max() <= 1e-12 * 1e6
-    near = mean + std * action  # within a few deviations the log-probabilities are not huge
+    far = reference.log_prob(action)  # down to -1e7 where the deviation is small
+    assert ((module.gaussian_log_prob(action, mean, std, False) - far) / far).abs().max() <= 1e-12
+    near = mean + std * action
     assert (module.gaussian_log_prob(near, mean, std, False) - reference.log_prob(near)).abs().max() <= 1e-12
     assert (module.gaussian_entropy(std) - reference.entropy()).abs().max() <= 1e-12
     tanh = torch.distributions.TransformedDistribution(reference, torch.distributions.TanhTransform(cache_size=1))
@@ -97,8 +98,9 @@ def test_deviation_does_not_depend_on_the_state_and_starts_as_told():
 def test_acting_samples_the_gaussian_and_stores_it_unclipped():
     agent, n = build(SCRIPT, action_space=CONTINUOUS_ACTIONS["one"], log_std_init=1.0), 100_000
     obs = [torch.zeros(n, 3)]
-    action, logprob, _, _ = agent.act(obs, agent.initial_state(n))
-    mean, std, _ = agent.step(obs, agent.initial_state(n))[0]
+    with torch.no_grad():
+        action, logprob, _, _ = agent.act(obs, agent.initial_state(n))
+        mean, std, _ = agent.step(obs, agent.initial_state(n))[0]
     z = (action - mean) / std
     assert abs(z.mean()) < 4.5 / n**0.5 and abs(z.var() - 1) < 4.5 * (2 / n) ** 0.5
     assert torch.allclose(logprob, torch.distributions.Normal(mean, std).log_prob(action).sum(-1), atol=1e-5)
@@ -256,7 +258,7 @@ def test_statistics_are_numpys_over_valid_rows(tmp_path):
     agent = train(tmp_path)
     rows = np.array([obs for env in Logged.made for obs, final in env.rows[:-1] if not final], np.float64)
     stats = agent.obs_stats
-    assert stats.count.item() == len(rows) == agent.return_stats.count.item()
+    assert stats.count.unique().item() == len(rows) == agent.return_stats.count.item()
     assert np.abs(stats.mean.numpy() - rows.mean(0)).max() <= 1e-9
     assert np.abs(stats.var.numpy() / rows.var(0).clip(1e-30) - 1)[:2].max() <= 1e-9 and stats.var[2] == 0
     sums = np.concatenate([env.sums for env in Logged.made])
@@ -307,7 +309,7 @@ def test_old_log_probabilities_are_the_behaviour_policys(flags, tmp_path, monkey
     monkeypatch.setattr(module, "ppo_loss", loss)
     agent = train(tmp_path, update_epochs=1, **flags)
     assert len(ratios) >= 4 and max(ratios) <= 1e-4
-    assert agent.obs_stats.count > 100
+    assert agent.obs_stats.count.min() > 100
 
 
 def test_evaluation_and_prediction_freeze_the_statistics_and_draw_nothing_from_training(tmp_path):
@@ -337,7 +339,7 @@ def test_resumed_statistics_are_those_of_the_run_never_stopped(tmp_path, monkeyp
         train(tmp_path, **flags, run_name="stopped")
     monkeypatch.setattr(module, "save", real)
     resumed = train(tmp_path, **flags, run_name="stopped", resume=str(tmp_path / "stopped"))
-    assert whole.obs_stats.count > 300
+    assert whole.obs_stats.count.min() > 300
     for name, value in whole.state_dict().items():
         assert torch.equal(value, resumed.state_dict()[name]), name
 
