@@ -163,6 +163,13 @@ def make_envs(args: Args, num_envs: int, render_mode: str | None = None, video_d
         envs = gym.wrappers.vector.TransformObservation(envs, lambda obs: obs * visible)
     return envs
 
+def attempt(where: str, call: Any, *inputs: Any, **options: Any) -> Any:
+    """call(*inputs, **options) of an environment, whose exceptions become a TrainingError of one line."""
+    try:
+        return call(*inputs, **options)
+    except Exception as error:
+        raise TrainingError(f"the environment raised {error!r} in {where}") from error
+
 def flatten_obs(space: Any, obs: Any) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """N observations of any space -> vectors (N, n), choices as one-hot, and images (N, C, height, width)."""
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
@@ -550,11 +557,11 @@ def evaluate(agent: Agent, envs: gym.vector.VectorEnv, episodes: int, seed: int)
     """Returns of deterministic episodes, of which each environment plays its share, be they short or long."""
     share = np.array([len(range(n, episodes, envs.num_envs)) for n in range(envs.num_envs)])
     start, final, total = np.ones(envs.num_envs, bool), np.zeros(envs.num_envs, bool), np.zeros(envs.num_envs)
-    obs, info = envs.reset(seed=seed)
+    obs, info = attempt("an evaluation", envs.reset, seed=seed)
     state, returns = None, []
     while share.any():
         action, state = agent.predict(obs, state, start, deterministic=True, info=info)
-        obs, reward, terminated, truncated, info = envs.step(action)
+        obs, reward, terminated, truncated, info = attempt("an evaluation", envs.step, action)
         start, final, total = final, terminated | truncated, total + reward
         for n in np.flatnonzero(final & (share > 0)):
             returns.append(float(total[n]))
@@ -634,7 +641,8 @@ def train(args: Args) -> Agent:
                    config=asdict(args), sync_tensorboard=True)
 
     # What environments return is stored as numpy arrays, what the agent returns as tensors.
-    obs = [np.zeros((T + 1, *x.shape), x.dtype) for x in agent.observe(*envs.reset(seed=args.seed))]
+    raw, info = attempt("its first reset", envs.reset, seed=args.seed)
+    obs = [np.zeros((T + 1, *x.shape), x.dtype) for x in agent.observe(raw, info)]
     final = np.zeros((T + 1, N), bool)  # obs[t] is the last of its episode
     rewards = np.zeros((T, N), np.float32)
     terminated, truncated = np.zeros((T, N), bool), np.zeros((T, N), bool)
@@ -657,7 +665,8 @@ def train(args: Args) -> Agent:
             save(run_dir / "checkpoint.pt", args=asdict(args), agent=agent.state_dict(), run=run, rng=rng,
                  optimizer=optimizer.state_dict())  # fmt: skip
             seed = np.random.SeedSequence([args.seed, run["iteration"]]).generate_state(1)[0] // 2
-            for x, first in zip(obs, agent.observe(*envs.reset(seed=int(seed)))):
+            raw, info = attempt(f"the reset of iteration {run['iteration']}", envs.reset, seed=int(seed))
+            for x, first in zip(obs, agent.observe(raw, info)):
                 x[0] = first
             final[0], fresh, state, carried = False, False, agent.initial_state(N), torch.zeros(N).to(device)
             episode_return, episode_length = np.zeros(N), np.zeros(N, int)
@@ -674,11 +683,10 @@ def train(args: Args) -> Agent:
                 actions[t], logprobs[t], values[t], state = agent.act(row, state)
                 if final[t].any():
                     state = agent.next_state(state, torch.from_numpy(final[t]).to(device))
-                try:
-                    raw, rewards[t], terminated[t], truncated[t], info = envs.step(agent.to_env(actions[t]))
-                except Exception as error:
-                    where = f"in row {t} of iteration {run['iteration']}"
-                    raise TrainingError(f"the environment raised {error!r} {where}") from error
+                where = f"row {t} of iteration {run['iteration']}"
+                raw, rewards[t], terminated[t], truncated[t], info = attempt(
+                    where, envs.step, agent.to_env(actions[t])
+                )
                 for x, new in zip(obs, agent.observe(raw, info)):
                     x[t + 1] = new
                 final[t + 1] = terminated[t] | truncated[t]
@@ -825,6 +833,7 @@ def main(argv: list[str] | None = None) -> None:
         code, what = 2, f"error: {error}"
     except (TrainingError, OSError) as error:
         code, what = 1, f"error: {error}"
+        sys.unraisablehook = lambda _: None  # closing environments whose worker died raises once more
     except KeyboardInterrupt:
         code, what = 130, "interrupted"
     except SystemExit as stop:
