@@ -9,19 +9,31 @@ from gymnasium.vector.utils import batch_space
 
 DISCRETE = ["rppo_lstm"]
 BOX = ["rppo_continuous"]  # for these a test that needs no certain actions takes CONTINUOUS_ACTIONS
+FRAMES = ["rppo_gru_atari"]  # obs is one tensor of images, and there are no flags for layers before or after
 
 
 def build(script, observation_space=OBSERVATION_SPACES["vector"], action_space=None, **flags):
     module = MODULES[script]
     if action_space is None:
         action_space = CONTINUOUS_ACTIONS["box"] if script in BOX else DISCRETE_ACTIONS["discrete"]
+    if not flags.keys() <= module.Args.__dataclass_fields__.keys():
+        pytest.skip("it has no such flag")
     torch.manual_seed(3)
-    args = module.Args(**{"encoder_sizes": (8,), "hidden_size": 6, **flags})
+    sizes = {} if script in FRAMES else {"encoder_sizes": (8,)}
+    observation_space = OBSERVATION_SPACES["image CHW"] if script in FRAMES else observation_space
+    args = module.Args(**{"hidden_size": 6, **sizes, **flags})
     agent = module.Agent(observation_space, action_space, args)
     with torch.no_grad():
         for parameter in agent.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.2)
+            parameter.add_(torch.randn_like(parameter) * (0.02 if script in FRAMES else 0.2))
     return agent
+
+
+def observe(agent, raw, info):
+    """Raw observations as the agent takes them: a list of tensors, or one of frames."""
+    if hasattr(agent, "observe"):
+        return [torch.from_numpy(np.array(x)) for x in agent.observe(raw, info)]
+    return torch.from_numpy(raw)
 
 
 def rollout(agent, final, masked=False):
@@ -37,13 +49,13 @@ def rollout(agent, final, masked=False):
         if masked:
             info["action_mask"] = generator.random((N, agent.exists.sum())) < 0.6
             info["action_mask"][:, np.cumsum([0, *agent.exists.sum(1)[:-1]])] = True  # one legal choice at least
-        obs = [torch.from_numpy(np.array(x)) for x in agent.observe(space.sample(), info)]
+        obs = observe(agent, space.sample(), info)
         with torch.no_grad():
             action, logprob, value, state = agent.act(obs, state)
         rows.append(obs)
         stored.append((action, logprob, value))
         state = agent.next_state(state, final[t])
-    obs = [torch.stack(leaf) for leaf in zip(*rows)]
+    obs = [torch.stack(leaf) for leaf in zip(*rows)] if isinstance(rows[0], list) else torch.stack(rows)
     return initial, obs, *(torch.stack(x) for x in zip(*stored)), state
 
 
@@ -150,7 +162,9 @@ def test_detached_and_none_critics_send_no_gradient_into_the_memory(script):
 @pytest.mark.parametrize("script", having("Agent"))
 def test_predict_threads_the_state_and_resets_it(script):
     agent = build(script)
-    obs = np.random.default_rng(0).uniform(-1, 1, (5, 4, 3)).astype(np.float32)
+    space = batch_space(batch_space(agent.observation_space, 4), 5)
+    space.seed(0)
+    obs = space.sample()
     state, actions = None, []
     for row in obs:
         action, state = agent.predict(row, state, deterministic=True)
@@ -178,8 +192,10 @@ def test_a_final_row_never_changes_a_gradient(script):
     gradients = []
     for noise in 0.0, 1e3:
         agent.zero_grad()
-        changed = obs[0] + noise * torch.randn_like(obs[0]) * final[..., None]
-        logprob, entropy, value = agent.evaluate_actions([changed], initial, final, action)
+        changed = (obs if script in FRAMES else obs[0]).clone()
+        changed[final] += (noise * torch.randn(changed[final].shape)).to(torch.int64).to(changed.dtype)
+        changed = changed if script in FRAMES else [changed]
+        logprob, entropy, value = agent.evaluate_actions(changed, initial, final, action)
         ((logprob + entropy + value) * ~final).sum().backward()
         gradients.append([p.grad.clone() for p in agent.parameters() if p.grad is not None])
     assert all(torch.equal(a, b) for a, b in zip(*gradients))

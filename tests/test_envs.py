@@ -104,10 +104,11 @@ def test_mask_velocity_hides_exactly_the_velocities(script):
 @pytest.mark.parametrize("script", having("make_envs"))
 def test_vectorization(script):
     module = MODULES[script]
+    env_id, native = ("ALE/Pong-v5", "AtariVectorEnv") if "atari" in script else ("CartPole-v1", "CartPoleVectorEnv")
     kinds = {}
     for vectorization in "auto", "sync", "async":
-        envs = module.make_envs(module.Args(env_id="CartPole-v1", vectorization=vectorization), 2)
+        envs = module.make_envs(module.Args(env_id=env_id, vectorization=vectorization), 2)
         kinds[vectorization] = type(envs).__name__
         assert envs.metadata["autoreset_mode"] == gym.vector.AutoresetMode.NEXT_STEP
         envs.close()
-    assert kinds == {"auto": "CartPoleVectorEnv", "sync": "SyncVectorEnv", "async": "AsyncVectorEnv"}
+    assert kinds == {"auto": native, "sync": "SyncVectorEnv", "async": "AsyncVectorEnv"}

@@ -4,10 +4,10 @@ import pytest
 import torch
 from conftest import MODULES, awkward_ends, having
 
-RECURRENT = having("ResetLSTM")
+RECURRENT = having("ResetLSTM") + having("ResetGRU")
 
 
-def naive_lstm(memory, x, state, final):
+def naive_loop(memory, x, state, final):
     """One cell call a row and layer; the state is zeroed after a final row."""
     outputs = []
     for t in range(len(x)):
@@ -19,7 +19,9 @@ def naive_lstm(memory, x, state, final):
 
 def build(script, layers, dtype=torch.float64, size=5, hidden=7):
     torch.manual_seed(layers)
-    memory = MODULES[script].ResetLSTM(size, hidden, layers).to(dtype)
+    module = MODULES[script]
+    memory = getattr(module, "ResetLSTM", None) or module.ResetGRU
+    memory = memory(size, hidden, layers).to(dtype)
     with torch.no_grad():  # biases are 0 at first, which would hide an error in them
         for parameter in memory.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.3)
@@ -39,7 +41,7 @@ def test_fused_equals_loop_in_outputs_and_gradients(script, layers):
     inputs = [x, state, *memory.parameters()]
 
     fused = memory(x, state, final)
-    loop, _ = naive_lstm(memory, x, state, final)
+    loop, _ = naive_loop(memory, x, state, final)
     assert (fused - loop)[~final].abs().max() <= 1e-12
     fused_gradients = torch.autograd.grad((fused * weight).sum(), inputs)
     loop_gradients = torch.autograd.grad((loop * weight).sum(), inputs)
@@ -74,7 +76,7 @@ def test_splitting_a_sequence_with_the_carried_state_changes_nothing(script):
     memory, final = build(script, 2), awkward_ends()[2][:-1]
     x = torch.randn(*final.shape, 5, dtype=torch.float64)
     state = torch.randn(memory.state_rows, final.shape[1], 7, dtype=torch.float64)
-    _, middle = naive_lstm(memory, x[:10], state, final[:10])
+    _, middle = naive_loop(memory, x[:10], state, final[:10])
     whole = memory(x, state, final)
     parts = torch.cat([memory(x[:10], state, final[:10]), memory(x[10:], middle, final[10:])])
     assert (whole - parts)[~final].abs().max() <= 1e-12

@@ -18,6 +18,9 @@ EXCEPTIONS = {
     "make_envs": "Atari has one native environment, MPI one environment a rank",
     "play": "ppo1_mpi records expert episodes",
     "evaluate": "ppo1_mpi records expert episodes",
+    "Encoder": "rppo_gru_atari's reads uint8 frames only, in bfloat16 if asked",
+    "normalize": "rppo_gru_atari's statistics are of every process's rows",
+    "parse_args": "rppo_gru_atari has no presets and no velocities to mask",
 }
 METHOD_EXCEPTIONS = {
     "__init__": "heads and memories differ", "step": "heads and memories differ", "act": "the distributions differ",
