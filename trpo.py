@@ -896,7 +896,8 @@ def train(args: Args) -> Agent:
         recent.extend(returned)
         sps = run["timed_steps"] / max(run["rollout_seconds"] + run["update_seconds"], 1e-9)
         unexplained = float((returns - values[:T])[valid].var() / returns[valid].var())
-        logs = {f"losses/{name}": x for name, x in logs.items()} | {"losses/explained_variance": 1 - unexplained}
+        logs["explained_variance"] = 1 - unexplained
+        logs = {f"losses/{name}": x for name, x in logs.items()}
         logs |= {"charts/learning_rate": args.learning_rate, "charts/SPS": sps}
         if returned:
             logs |= {"charts/episodic_return": np.mean(returned), "charts/episodic_length": np.mean(lengths)}

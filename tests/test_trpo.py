@@ -27,7 +27,8 @@ def build(actions=DISCRETE_ACTIONS["discrete"], observations=OBSERVATION_SPACES[
     agent = trpo.Agent(observations, actions, args).to(dtype)
     with torch.no_grad():
         for name, parameter in agent.named_parameters():
-            parameter.add_(torch.randn_like(parameter) * (0.1 if name == "log_std" else 0.4))
+            scale = 0.0 if "cnns" in name else 0.1 if name == "log_std" else 0.4
+            parameter.add_(torch.randn_like(parameter) * scale)
     return agent
 
 
