@@ -7,7 +7,8 @@ from conftest import CONTINUOUS_ACTIONS, DISCRETE_ACTIONS, MODULES, OBSERVATION_
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
-DISCRETE = ["rppo_lstm"]
+DISCRETE = ["rppo_lstm", "ppo1_mpi"]
+MASKED = ["rppo_lstm"]  # of these, which know action masks
 BOX = ["rppo_continuous"]  # for these a test that needs no certain actions takes CONTINUOUS_ACTIONS
 FRAMES = ["rppo_gru_atari"]  # obs is one tensor of images, and there are no flags for layers before or after
 
@@ -18,6 +19,8 @@ def build(script, observation_space=OBSERVATION_SPACES["vector"], action_space=N
         action_space = CONTINUOUS_ACTIONS["box"] if script in BOX else DISCRETE_ACTIONS["discrete"]
     if not flags.keys() <= module.Args.__dataclass_fields__.keys():
         pytest.skip("it has no such flag")
+    if "memory" in module.Args.__dataclass_fields__:
+        flags.setdefault("memory", "lstm")
     torch.manual_seed(3)
     sizes = {} if script in FRAMES else {"encoder_sizes": (8,)}
     observation_space = OBSERVATION_SPACES["image CHW"] if script in FRAMES else observation_space
@@ -96,7 +99,7 @@ def test_every_space(script, observations, actions):
     assert agent.action_space.contains(single)
 
 
-@pytest.mark.parametrize("script", DISCRETE)
+@pytest.mark.parametrize("script", MASKED)
 @pytest.mark.parametrize("actions", ["discrete", "multidiscrete"])
 def test_masks_hold_in_acting_and_update(script, actions):
     final = awkward_ends()[2][:-1]
@@ -114,7 +117,7 @@ def test_masks_hold_in_acting_and_update(script, actions):
     assert all(p.grad.isfinite().all() for p in agent.parameters() if p.grad is not None)
 
 
-@pytest.mark.parametrize("script", DISCRETE)
+@pytest.mark.parametrize("script", MASKED)
 @pytest.mark.parametrize("actions", DISCRETE_ACTIONS)
 def test_logprob_and_entropy_are_those_of_torch_distributions(script, actions):
     agent = build(script, action_space=DISCRETE_ACTIONS[actions]).double()

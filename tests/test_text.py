@@ -20,7 +20,8 @@ EXCEPTIONS = {
     "evaluate": "ppo1_mpi records expert episodes",
     "Encoder": "rppo_gru_atari's reads uint8 frames only, in bfloat16 if asked",
     "normalize": "rppo_gru_atari's statistics are of every process's rows",
-    "parse_args": "rppo_gru_atari has no presets and no velocities to mask",
+    "parse_args": "rppo_gru_atari has no presets and no velocities to mask, ppo1_mpi presets by family",
+    "main": "ppo1_mpi ends every rank",
 }
 METHOD_EXCEPTIONS = {
     "__init__": "heads and memories differ", "step": "heads and memories differ", "act": "the distributions differ",
@@ -28,6 +29,8 @@ METHOD_EXCEPTIONS = {
     "to_env": "Box actions are clipped or squashed", "predict": "the deterministic action differs",
     "next_state": "memories differ", "initial_state": "memories differ", "replay": "memories differ",
     "get_value": "memories differ", "log_probs": "masks differ",
+    "encode": "ppo1_mpi has an encoder for the critic", "normalize_obs": "ppo1_mpi has baselines' statistics",
+    "head": "trpo needs Gaussians' deviations, too",
 }  # fmt: skip
 
 

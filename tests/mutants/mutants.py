@@ -29,13 +29,12 @@ MUTANTS = [
     # The recurrence
     (L, "the token leaves the forget gate open", "torch.tensor([1.0, 1.0, 0.0, 1.0])", "torch.tensor([1.0, 0.0, 0.0, 1.0])", REC, "fused"),
     (L, "the token shuts the wrong gates", "torch.tensor([1.0, 1.0, 0.0, 1.0])", "torch.tensor([1.0, 1.0, 1.0, 0.0])", REC, "zero"),
-    (L, "the final observation leaks", "torch.cat([x * alive, token], -1)", "torch.cat([x, token], -1)", REC, "fused"),
+    (L, "the final observation leaks", "torch.cat([x * alive, token], -1)", "torch.cat([x, token], -1)", REC, "zero"),
     (L, "a token too weak", "C = 1e4", "C = 1e1", REC, "zero"),
     (L, "replay from zeros instead of the stored state", "(h[None], c[None])", "(h[None] * 0, c[None] * 0)", REC, "fused"),
     (L, "h and c exchanged", "(h[None], c[None])", "(c[None], h[None])", REC, "fused"),
     (L, "the second layer is not reset", "x = torch.cat([x * alive, token], -1)", "x = torch.cat([x * alive, token * (cell is self.cells[0])], -1)", REC, "fused"),
-    (L, "the memory is reset one row early, before the final value", "logprob, value, state = self.step(obs, state)", "", AGENT, "replay"),
-    (L, "the state is not reset after a final row", "return state.where(~final[:, None], 0.0) if self.args.reset_state else state", "return state", AGENT, "predict or replay"),
+    (L, "the state is not reset after a final row", "return state.where(~final[:, None], 0.0) if self.args.reset_state else state", "return state", "test_rollout.py", "rows_states"),
     (L, "reshape instead of movedim: (T, N) read as (N, T)", "states[which, :, env].movedim(0, 1)", "states[which, :, env].reshape(len(states[0]), len(env), -1)", "test_sequences.py", "every_cut"),
     # The agent
     (L, "illegal actions only masked in acting", "logprobs = self.log_probs(policy, obs)\n        entropy", "logprobs = self.log_probs(policy, obs[:1])\n        entropy", AGENT, "mask"),
@@ -46,6 +45,8 @@ MUTANTS = [
     (L, "sampling without noise", "torch.empty_like(logprobs).exponential_()", "torch.ones_like(logprobs)", AGENT, "race"),
     # The run
     (L, "overlapping rows count k times", "valid / copies", "valid / 1.0", "test_sequences.py", "every_cut"),
+    (L, "final rows are trained on", "valid, done = ~b_final[:T],", "valid, done = ~b_final[:T] | True,", "test_rollout.py", "weight_zero"),
+    (L, "the final flag is set one row late", "final[t + 1] = terminated[t] | truncated[t]", "final[t + 1] = terminated[t - 1] | truncated[t - 1]", "test_rollout.py", "rows_states"),
     (L, "the tail of the rollout is dropped", ", num_steps - seq_len]", "][: num_steps // seq_len]", GAE, "no_row"),
     (L, "resuming forgets the optimiser", '        optimizer.load_state_dict(saved["optimizer"])\n', "", RUN, "kill"),
     (L, "resuming forgets the random numbers", '        torch.set_rng_state(saved["rng"][0])\n', "", RUN, "kill"),
@@ -53,6 +54,6 @@ MUTANTS = [
     (L, "a checkpoint is written in place", 'with open(path.with_suffix(".tmp"), "wb")', 'with open(path, "wb")', RUN, "full_disk"),
     (L, "checkpoints run code", "weights_only=True", "weights_only=False", RUN, "checkpoints"),
     (L, "a nan reward trains on", '("reward", rewards)', '("reward", rewards[:0])', RUN, "faults"),
-    (L, "truncation bootstrapped after the state was zeroed", "actions[t], logprobs[t], values[t], state = agent.act(row, state)", "actions[t], logprobs[t], values[t], state = agent.act(row, agent.next_state(state, torch.from_numpy(final[t])))", "test_sequences.py", "final_row"),
+    (L, "truncation bootstrapped after the state was zeroed", "actions[t], logprobs[t], values[t], state = agent.act(row, state)", "actions[t], logprobs[t], values[t], state = agent.act(row, agent.next_state(state, torch.from_numpy(final[t])))", "test_rollout.py", "rows_states"),
     (L, "velocities of the wrong entries", '"CartPole": [1, 3]', '"CartPole": [0, 2]', "test_envs.py", "poc or velocity"),
 ]  # fmt: skip

@@ -1,0 +1,74 @@
+"""What train does between the environments and the update, watched from outside."""
+
+import json
+
+import pytest
+import test_envs  # noqa: F401  (registers TenSteps-v0)
+import torch
+from conftest import MODULES
+
+ENVS = {"rppo_lstm": "TenSteps-v0", "rppo_continuous": "BoxTenSteps-v0"}
+
+
+@pytest.mark.parametrize("script", [script for script in ENVS if script in MODULES])
+def test_rows_states_and_values_of_a_rollout(script, tmp_path, monkeypatch):
+    """Episodes of ten steps: rows 10, 21, 32, ... are final. There the state is still the carried one, behind them it
+    is zero; their values are what compute_gae gets; they are no environment steps."""
+    module, rows, gae = MODULES[script], [], []
+
+    class Watched(module.Agent):
+        def act(self, obs, state):
+            action, logprob, value, new = super().act(obs, state)
+            rows.append((state.clone(), value.clone(), new.clone()))
+            return action, logprob, value, new
+
+        def get_value(self, obs, state):
+            rows.append((state.clone(), super().get_value(obs, state).clone(), None))
+            return rows[-1][1]
+
+    def watched_gae(rewards, values, terminated, done, *rest):
+        gae.append((rewards.clone(), values.clone(), terminated.clone(), done.clone()))
+        return real_gae(rewards, values, terminated, done, *rest)
+
+    real_gae = module.compute_gae
+    monkeypatch.setattr(module, "Agent", Watched)
+    monkeypatch.setattr(module, "compute_gae", watched_gae)
+    args = module.Args(env_id=ENVS[script], num_envs=3, num_steps=40, num_minibatches=1, hidden_size=8, norm_reward=False,
+                       total_timesteps=100, runs_dir=str(tmp_path), run_name="a")  # fmt: skip
+    module.train(args)
+    assert len(gae) == 1 and len(rows) == 41
+    rewards, values, terminated, done = gae[0]
+    final = [t for t in range(41) if t % 11 == 10]
+    assert torch.equal(values, torch.stack([value for _, value, _ in rows]))
+    assert not terminated.any() and done.nonzero()[:, 0].unique().tolist() == [t - 1 for t in final]
+    for t in range(1, 41):
+        state, (_, _, before) = rows[t][0], rows[t - 1]
+        if t - 1 in final:
+            assert not state.any(), f"row {t} follows a final one"
+        else:
+            assert torch.equal(state, before) and state.any(), f"row {t} carries the state of row {t - 1}"
+        if t < 40:
+            assert (rewards[t] == (0.0 if t in final else 1.0)).all()
+    valid = 3 * (40 - len([t for t in final if t < 40]))
+    assert json.loads((tmp_path / "a" / "result.json").read_text())["global_step"] == valid
+
+
+@pytest.mark.parametrize("script", [script for script in ENVS if script in MODULES])
+def test_the_update_sees_final_rows_with_weight_zero(script, tmp_path, monkeypatch):
+    module, seen = MODULES[script], []
+    real = module.ppo_loss
+
+    def watched(logprob, old_logprob, advantages, weight, clip_coef):
+        if not seen:  # the first minibatch: nothing has moved yet
+            ratio = (logprob - old_logprob).exp().detach()
+            seen.append((weight.clone(), ratio))
+        return real(logprob, old_logprob, advantages, weight, clip_coef)
+
+    monkeypatch.setattr(module, "ppo_loss", watched)
+    args = module.Args(env_id=ENVS[script], num_envs=4, num_steps=44, num_minibatches=1, hidden_size=8, seq_len=11,
+                       total_timesteps=100, runs_dir=str(tmp_path), run_name="a")  # fmt: skip
+    module.train(args)
+    weight, ratio = seen[0]
+    assert weight.shape == (11, 16)
+    assert (weight[10] == 0).all() and (weight[:10] == 1).all()
+    assert (ratio[weight > 0] - 1).abs().max() <= 1e-5  # across resets and stored states
