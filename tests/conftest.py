@@ -14,7 +14,7 @@ from gymnasium import spaces
 
 ROOT = Path(__file__).resolve().parent.parent
 # A script joins the suite by its name here: the tests that its functions allow then run over it.
-SCRIPTS = ["rppo_lstm", "rppo_continuous", "rppo_gru_atari", "ppo1_mpi"]
+SCRIPTS = ["rppo_lstm", "rppo_continuous", "rppo_gru_atari", "ppo1_mpi", "trpo"]
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 torch.set_num_threads(1)
 

@@ -92,7 +92,8 @@ def test_every_space(script, observations, actions):
     initial, obs, action, logprob, value, state = rollout(agent, final)
     new_logprob, entropy, new_value = agent.evaluate_actions(obs, initial, final, action)
     assert ((new_logprob - logprob)[~final].exp() - 1).abs().max() <= 1e-5
-    assert (new_value - value)[~final].abs().max() <= 1e-5
+    # A noisy CNN's features are in the hundreds, and so are the roundings of a batch of another size.
+    assert (new_value - value)[~final].abs().max() <= (5e-5 if "image" in observations else 1e-5)
     assert entropy.shape == logprob.shape == final.shape
     assert batch_space(agent.action_space, 6).contains(agent.to_env(action[0]))
     single, _ = agent.predict(agent.observation_space.sample(), None, True)

@@ -17,10 +17,12 @@ SHORT = {
     "rppo_lstm": "--env-id CartPole-v1 --mask-velocity --num-envs 4 --num-steps 32 --num-minibatches 2 --hidden-size 16",
     "rppo_continuous": "--env-id Pendulum-v1 --mask-velocity --preset none --num-envs 4 --num-steps 32 --num-minibatches 2 --hidden-size 16",
     "rppo_gru_atari": "--env-id ALE/Pong-v5 --amp --max-episode-frames 160 --num-envs 4 --num-steps 32 --num-minibatches 2 --hidden-size 16 --update-epochs 1",
+    "trpo": "--env-id CartPole-v1 --mask-velocity --memory lstm --num-envs 4 --num-steps 32 --hidden-size 16 --cg-max-steps 5 --n-critic-updates 3",
+    "ppo1_mpi": "--env-id CartPole-v1 --mask-velocity --preset none --memory lstm --num-envs 4 --num-steps 32 --num-minibatches 2 --hidden-size 16",
 }
 RUNS = list(SHORT)
 # Of 1500 steps of it: at least so many episodes, and returns between these.
-LEAVES = {"rppo_lstm": (11, 8, 500), "rppo_continuous": (4, -2000, 0), "rppo_gru_atari": (20, -3, 3)}
+LEAVES = {"rppo_lstm": (11, 8, 500), "rppo_continuous": (4, -2000, 0), "rppo_gru_atari": (20, -3, 3), "trpo": (11, 8, 500), "ppo1_mpi": (11, 8, 500)}
 TESTS = {"PYTHONPATH": str(ROOT / "tests")}
 
 
@@ -52,9 +54,12 @@ def test_what_a_run_leaves(script, run_script, tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(run_dir)).Reload()
+    ppo = {"losses/policy_loss", "losses/approx_kl", "losses/clipfrac"}
+    own = {"trpo": {"losses/kl", "losses/improvement", "losses/expected_improvement", "losses/step_fraction",
+                    "losses/line_search_success"}}  # fmt: skip
     assert {"charts/episodic_return", "charts/episodic_length", "charts/SPS", "charts/learning_rate",
-            "charts/eval_return", "losses/value_loss", "losses/policy_loss", "losses/entropy", "losses/approx_kl",
-            "losses/clipfrac", "losses/explained_variance"} <= set(events.Tags()["scalars"])  # fmt: skip
+            "charts/eval_return", "losses/value_loss", "losses/entropy", "losses/explained_variance",
+            *own.get(script, ppo)} <= set(events.Tags()["scalars"])  # fmt: skip
     assert len(events.Scalars("charts/eval_return")) == 1
     # A second run of that name must not touch the first.
     again = run_script(script, *flags, check=2)
@@ -151,6 +156,35 @@ WRONG = {
         ("--learning-rate nan", "--learning-rate nan: must be a finite number"),
         ("--mask-velocity --env-id Acrobot-v1", "--mask-velocity: Acrobot"),
         ("--resume nowhere", "nowhere"),
+    ],
+    "trpo": [
+        ("--env-id Nope-v1", "--env-id Nope-v1: Environment `Nope` doesn't exist"),
+        ("--env-id CartPole-v1 --use-sde", "--use-sde True: CartPole-v1 has the actions Discrete(2)"),
+        ("--target-kl -0.1", "--target-kl -0.1: must be a finite number"),
+        ("--cg-max-steps 0", "--cg-max-steps 0: must be a finite number, at least 1"),
+        ("--line-search-shrinking-factor 1.5", "--line-search-shrinking-factor 1.5: must be at most 1"),
+        ("--batch-size 0", "--batch-size 0: must be"),
+        ("--cg-damping nan", "--cg-damping nan: must be a finite number"),
+        ("--mask-velocity --env-id Acrobot-v1", "--mask-velocity: Acrobot"),
+        ("--resume nowhere", "nowhere"),
+    ],
+    "ppo1_mpi": [
+        ("--env-id Nope-v1", "--env-id Nope-v1: Environment `Nope` doesn't exist"),
+        ("--num-minibatches 7", "--num-minibatches 7: must divide the 256 rows of a rank's rollout"),
+        ("--memory lstm --num-minibatches 3", "--num-minibatches 3: must divide the 16 sequences of a rank's rollout"),
+        ("--memory lstm --seq-len 48", "--seq-len 48: must divide --num-steps 256"),
+        ("--memory lstm --pretrain file", "--pretrain file: imitates row by row; needs --memory none"),
+        ("--record file", "--record file: records what --play shows"),
+        ("--pretrain file", "--pretrain file: "),
+        ("--pretrain nowhere.npz", "--pretrain nowhere.npz: "),
+        ("--num-steps 0", "--num-steps 0: must be"),
+        ("--gamma 1.5", "--gamma 1.5: must be at most 1"),
+        ("--reward-scale nan", "--reward-scale nan: must be a finite number"),
+        ("--mask-velocity --env-id Acrobot-v1", "--mask-velocity: Acrobot"),
+        ("--runs-dir file/x", "--runs-dir file/x"),
+        ("--resume nowhere", "nowhere"),
+        ("--play nowhere.pt", "nowhere.pt"),
+        ("--init-from file", "file"),
     ],
 }
 
