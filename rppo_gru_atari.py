@@ -173,7 +173,8 @@ def make_envs(args: Args, num_envs: int, render_mode: str | None = None, video_d
     if not args.env_id.startswith("ALE/"):
         raise ArgumentError(f"--env-id {args.env_id}: not an Atari game like ALE/Pong-v5; use rppo_lstm.py")
     try:
-        __import__("ale_py")  # registers its environments
+        import ale_py  # registers its environments
+        ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # no banner
         if args.vectorization == "auto" and render_mode is None:
             envs = gym.make_vec(
                 args.env_id, num_envs=num_envs, vectorization_mode="vector_entry_point",
