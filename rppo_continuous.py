@@ -347,10 +347,15 @@ class Agent(nn.Module):
 
     def distribution(self, policy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The memory's output (..., H) -> mean and deviation (..., K), and the features (..., E) of gSDE."""
-        features = self.actor[:-1](policy)
-        mean, std = self.actor[-1](features), self.log_std.exp()
+        *layers, last = self.actor
+        features = policy
+        for layer in layers:
+            features = layer(features)
+        mean = last(features)
         if self.args.use_sde:  # its deviation sends no gradient into the features
             std = sde_deviation(features.detach(), sde_sigma(self.log_std, self.args.sde_expln))
+        else:
+            std = self.log_std.exp()
         return mean, std.expand_as(mean), features
 
     def sample_noise(self, num_envs: int) -> None:
