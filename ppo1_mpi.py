@@ -296,7 +296,7 @@ class Agent(nn.Module):
     """
     ILLEGAL = -1e9  # a logit of probability exactly 0, whose entropy term is 0 and not nan as that of -inf
     missing: Tensor
-    log_std: Any = None
+    log_std: Any  # of a Gaussian
     memories: Any
 
     def __init__(self, observation_space: spaces.Space, action_space: Any, args: Args):
@@ -558,10 +558,6 @@ def ppo_loss(logprob: Tensor, old_logprob: Tensor, advantages: Tensor, weight: T
         approx_kl = weighted_mean(ratio - 1 - log_ratio, weight)
         clip_fraction = weighted_mean(((ratio - 1).abs() > clip_coef).to(ratio.dtype), weight)
     return -weighted_mean(surrogate, weight), approx_kl, clip_fraction
-
-def value_loss(value: Tensor, returns: Tensor, weight: Tensor) -> Tensor:
-    """The mean squared error of tensors (L, B), without a factor 1/2 and without clipping."""
-    return weighted_mean((value - returns) ** 2, weight)
 
 # --- Checkpoint, evaluate, play -----------------------------------------------------------------------------
 
@@ -934,7 +930,8 @@ def train(args: Args) -> Agent:
             policy_loss, approx_kl, clipfrac = ppo_loss(
                 logprob, logprobs[at], advantages[at], weight, clip_coef
             )
-            v_loss, mean_entropy = value_loss(value, returns[at], weight), weighted_mean(entropy, weight)
+            v_loss = weighted_mean((value - returns[at]) ** 2, weight)  # no factor 1/2, no clip
+            mean_entropy = weighted_mean(entropy, weight)
             local.zero_()
             (policy_loss + args.vf_coef * v_loss - args.ent_coef * mean_entropy).backward()
             for i, loss in enumerate((policy_loss, v_loss, mean_entropy, approx_kl, clipfrac), len(flat)):
