@@ -122,7 +122,7 @@ class AtariFrames(gym.Wrapper):
     """Does to a game what ale_py's vector environment does, in Python, so that it can be shown and filmed.
 
     A step is four emulator frames; an observation is the larger of the last two, averaged over areas down to
-    84 x 84. A game starts with up to 30 steps of the emulator without action, then FIRE where there is that.
+    84 x 84. A game starts with FIRE, where there is that, and up to 30 emulator frames without action.
     """
     def __init__(self, env: gym.Env, frame_stack: int):
         super().__init__(env)
@@ -139,7 +139,7 @@ class AtariFrames(gym.Wrapper):
         screen, info = self.env.reset(seed=seed, options=options)
         game = self.unwrapped
         fire = [1] if game.get_action_meanings()[1] == "FIRE" else []
-        for action in [0] * int(self.np_random.integers(31)) + fire:
+        for action in fire + [0] * int(self.np_random.integers(31)):
             screen, *_, info = self.env.step(action)
         self.frames.extend([np.zeros((84, 84), np.uint8)] * self.frames.maxlen)
         return self.observe([screen]), info
