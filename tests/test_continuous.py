@@ -15,7 +15,7 @@ from test_agent import build, rollout
 SCRIPT = "rppo_continuous"
 module = MODULES[SCRIPT]
 SDE = [
-    {"use_sde": True, "sde_full_std": full, "sde_expln": expln, "squash_output": squash, "log_std_init": -0.5}
+    {"use_sde": True, "sde_full_std": full, "sde_expln": expln, "squash_output": squash, "log_std_init": -0.1}
     for full, expln, squash in itertools.product([True, False], repeat=3)
 ]
 
