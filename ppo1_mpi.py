@@ -648,7 +648,8 @@ def load_expert(path: str, agent: Agent) -> tuple[np.ndarray, np.ndarray]:
             if arrays[name].shape != (rows, *(space.shape or ())) or rows < 2:
                 raise ValueError(f"its {name} are {arrays[name].shape}, not {rows} (2 at least) of {space}")
             arrays[name] = arrays[name].astype(space.dtype, copy=False)
-            if not (np.isfinite(arrays[name]).all() if agent.box else all(map(space.contains, arrays[name]))):
+            box = isinstance(space, spaces.Box)
+            if not (np.isfinite(arrays[name]).all() if box else all(map(space.contains, arrays[name]))):
                 raise ValueError(f"its {name} are not all in {space}")
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
@@ -1057,7 +1058,7 @@ def main(argv: list[str] | None = None) -> None:
         what += f"; last checkpoint {checkpoint}; go on with: {resume}"
     if code and comm.size > 1:
         time.sleep(0.5 * (comm.rank > 0))  # where all ranks fail alike, rank 0 speaks and ends the others
-        what = f"rank {comm.rank}: {what}"
+        what = f"\nrank {comm.rank}: {what}"  # on a line of its own, behind rank 0's progress bar
     if code:
         print(what, file=sys.stderr, flush=True)
         comm.Abort(code)
