@@ -15,9 +15,10 @@ from test_agent import build, rollout
 SCRIPT = "rppo_continuous"
 module = MODULES[SCRIPT]
 SDE = [
-    {"use_sde": True, "sde_full_std": full, "sde_expln": expln, "squash_output": squash, "log_std_init": -0.1}
+    {"use_sde": True, "sde_full_std": full, "sde_expln": expln, "squash_output": squash,
+     "log_std_init": -1.0 if squash else 0.1}  # theirs stores tanh(a), which float32 cannot invert where it is near 1
     for full, expln, squash in itertools.product([True, False], repeat=3)
-]
+]  # fmt: skip
 
 
 class Logged(gym.Env):
