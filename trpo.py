@@ -107,11 +107,14 @@ class Args:
     play: str | None = None  # run directory or .pt file to watch instead of training
     capture_video: bool = False  # --play writes videos/*.mp4 beside the agent instead of opening a window
 
-# Tuned values of rl-baselines3-zoo; its target_kl is a mean over action components, here it is their sum.
+# rl-baselines3-zoo's values, but its target_kl is a mean over action components and this one their sum.
 MUJOCO = {"num_envs": 2, "num_steps": 1024, "cg_max_steps": 25, "n_critic_updates": 20}
 PRESETS: dict[str, dict[str, Any]] = {  # what an environment needs beside the defaults
     "CartPole-v1": {"total_timesteps": 100_000, "num_envs": 2, "num_steps": 512, "batch_size": 512,
                     "cg_damping": 1e-3, "gae_lambda": 0.98, "n_critic_updates": 20},
+    "CartPoleNoVel-v1": {"memory": "lstm", "total_timesteps": 200_000, "num_envs": 8, "num_steps": 256,
+                         "gamma": 0.98, "gae_lambda": 0.9, "cg_damping": 0.01, "n_critic_updates": 20,
+                         "batch_size": 256},
     "Acrobot-v1": {"total_timesteps": 100_000, "num_envs": 2, "num_steps": 1024},
     "Pendulum-v1": {"total_timesteps": 100_000, "num_envs": 2, "num_steps": 1024, "gamma": 0.9,
                     "n_critic_updates": 15, "use_sde": True, "sde_sample_freq": 4},
@@ -407,37 +410,38 @@ class Agent(nn.Module):
         """forward with the policy parameters theta (P,), which the agent does not take on."""
         return torch.func.functional_call(self, self.unflatten(theta), (obs, state, final))
 
-    def step(self, obs: list[Tensor], state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """One row: obs (N, ...), state (S, N, H) -> the policy's features (N, E), value (N,), next state."""
-        obs = self.normalize_obs(obs)
-        latent = self.encoder(obs)
-        if self.memory is not None:
-            latent, state = self.memory.step(latent, state)
-        return latent, self.value(obs, latent), state
+    def recall(self, obs: list[Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
+        """One row: obs (N, ...), state (S, N, H) -> the policy's features (N, E), next state."""
+        latent = self.encoder(self.normalize_obs(obs))
+        return (latent, state) if self.memory is None else self.memory.step(latent, state)
 
     def sample_noise(self, num_envs: int) -> None:
         """New gSDE matrices, whose entries are N(0, sigma): (N, E, K)."""
         sigma = sde_sigma(self.log_std.detach(), self.args.sde_expln)
         self.noise = torch.randn(num_envs, len(sigma), self.low.size, device=sigma.device) * sigma
 
-    def act(self, obs: list[Tensor], state: Tensor):
-        """One row: obs (N, ...), state (S, N, H) -> action (N, K), logprob (N,), value (N,), next state."""
-        latent, value, state = self.step(obs, state)
+    def sample(self, latent: Tensor) -> Tensor:
+        """The policy's features (N, E) -> action (N, K)."""
         dist = self.head(latent)
         if self.args.use_sde:
             if len(self.noise) != len(latent):
                 self.sample_noise(len(latent))
-            action = dist[0] + (latent[:, None] @ self.noise)[:, 0]
-        elif self.box:
-            action = dist[0] + dist[1] * torch.randn_like(dist[0])
-        else:
-            race = torch.empty_like(dist[0]).exponential_()  # the argmax of p / Exp(1) has the distribution p
-            action = (dist[0].exp() / race).argmax(-1)
-        return action, log_prob(dist, action, self.args.squash_output), value, state
+            return dist[0] + (latent[:, None] @ self.noise)[:, 0]
+        if self.box:
+            return dist[0] + dist[1] * torch.randn_like(dist[0])
+        race = torch.empty_like(dist[0]).exponential_()  # the argmax of p / Exp(1) has the distribution p
+        return (dist[0].exp() / race).argmax(-1)
+
+    def act(self, obs: list[Tensor], state: Tensor):
+        """One row: obs (N, ...), state (S, N, H) -> action (N, K), logprob (N,), value (N,), next state."""
+        latent, state = self.recall(obs, state)
+        action = self.sample(latent)
+        logprob = log_prob(self.head(latent), action, self.args.squash_output)
+        return action, logprob, self.value(self.normalize_obs(obs), latent), state
 
     def get_value(self, obs: list[Tensor], state: Tensor) -> Tensor:
         """One row: obs (N, ...), state (S, N, H) -> value (N,)."""
-        return self.step(obs, state)[1]
+        return self.value(self.normalize_obs(obs), self.recall(obs, state)[0])
 
     def evaluate_actions(self, obs: list[Tensor], state: Tensor, final: Tensor, action: Tensor):
         """Sequences: obs (L, B, ...), state (S, B, H) before the first row, final (L, B), action (L, B, K)
@@ -476,12 +480,12 @@ class Agent(nn.Module):
         if episode_start is not None:
             starts = torch.as_tensor(episode_start, dtype=torch.bool, device=device).reshape(-1)
             state = self.next_state(state, starts)
+        latent, state = self.recall(row, state)
         if deterministic:
-            latent, _, state = self.step(row, state)
             action = self.head(latent)[0] if self.box else self.head(latent)[0].argmax(-1)
         else:
             self.noise = torch.empty(0)
-            action, _, _, state = self.act(row, state)
+            action = self.sample(latent)
         return self.to_env(action)[0 if single else slice(None)], state
 
 # --- The mathematics ----------------------------------------------------------------------------------------
@@ -676,8 +680,10 @@ def fit_critic(agent: Agent, args: Args, optimizer: torch.optim.Optimizer, obs: 
     the mean squared error over all of them."""
     losses = []
     for _ in range(args.n_critic_updates):
-        for at in torch.randperm(len(returns)).split(args.batch_size):
-            loss = F.mse_loss(agent.value([x[at] for x in obs], latent[at]), returns[at])
+        order = torch.randperm(len(returns))
+        columns = [x[order].split(args.batch_size) for x in (returns, latent, *obs)]
+        for target, features, *rows in zip(*columns):
+            loss = F.mse_loss(agent.value(rows, features), target)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -803,7 +809,7 @@ def train(args: Args) -> Agent:
     final = np.zeros((T + 1, N), bool)  # obs[t] is the last of its episode
     rewards = np.zeros((T, N), np.float32)
     terminated, truncated = np.zeros((T, N), bool), np.zeros((T, N), bool)
-    values = torch.zeros(T + 1, N, device=device)
+    latents = torch.zeros(T + 1, N, agent.actor[0].in_features, device=device)
     kind = torch.float32 if agent.box else torch.long
     actions = torch.zeros(T, N, len(agent.exists), dtype=kind, device=device)
 
@@ -833,7 +839,8 @@ def train(args: Args) -> Agent:
                 if args.use_sde and (t == 0 or args.sde_sample_freq > 0 and t % args.sde_sample_freq == 0):
                     agent.sample_noise(N)
                 row = [torch.from_numpy(x[t]).to(device) for x in obs]
-                actions[t], _, values[t], state = agent.act(row, state)
+                latent, state = agent.recall(row, state)
+                latents[t], actions[t] = latent, agent.sample(latent)
                 if final[t].any():
                     state = agent.next_state(state, torch.from_numpy(final[t]).to(device))
                 where = f"row {t} of iteration {run['iteration']}"
@@ -849,7 +856,7 @@ def train(args: Args) -> Agent:
                     returned.append(float(episode_return[n]))
                     lengths.append(int(episode_length[n]))
                     episode_return[n], episode_length[n] = 0.0, 0
-            values[T] = agent.get_value([torch.from_numpy(x[T]).to(device) for x in obs], state)
+            latents[T], _ = agent.recall([torch.from_numpy(x[T]).to(device) for x in obs], state)
         for what, x in ("observation", obs[0]), ("reward", rewards):
             if not np.isfinite(x).all():
                 where = "in row {} of environment {}".format(*np.argwhere(~np.isfinite(x))[0])
@@ -859,6 +866,9 @@ def train(args: Args) -> Agent:
 
         # --- advantages ---
         b_obs = [torch.from_numpy(x).to(device) for x in obs]
+        rows = agent.normalize_obs(b_obs)
+        with torch.no_grad():
+            values = agent.value(rows, latents)  # of final rows, too, whose features a replay does not give
         b_rewards, b_terminated, b_truncated, b_final = (
             torch.from_numpy(x).to(device) for x in (rewards, terminated, truncated, final)
         )
@@ -873,7 +883,7 @@ def train(args: Args) -> Agent:
             advantages = normalize(advantages, weights)
 
         # --- update: the policy by one step in its trust region, then the critic ---
-        rows, ends = agent.normalize_obs([x[:T] for x in b_obs]), b_final[:T]
+        rows, ends = [x[:T] for x in rows], b_final[:T]
         logs = trpo_step(agent, args, rows, first_state, ends, actions, advantages, weights)
         with torch.no_grad():
             latent = agent.latent(rows, first_state, ends)  # of the policy as it is now
