@@ -107,15 +107,16 @@ class Args:
     play: str | None = None  # run directory or .pt file to watch instead of training
     capture_video: bool = False  # --play writes videos/*.mp4 beside the agent instead of opening a window
 
-# rl-baselines3-zoo's values, but its target_kl is a mean over action components and this one their sum.
+# rl-baselines3-zoo's values. Its KL is a mean over the action's components and this one their sum, so that
+# target_kl and cg_damping are its times their number.
 MUJOCO = {"num_envs": 2, "num_steps": 1024, "cg_max_steps": 25, "n_critic_updates": 20}
 PRESETS: dict[str, dict[str, Any]] = {  # what an environment needs beside the defaults
     "CartPole-v1": {"total_timesteps": 100_000, "num_envs": 2, "num_steps": 512, "batch_size": 512,
                     "cg_damping": 1e-3, "gae_lambda": 0.98, "n_critic_updates": 20},
     "CartPoleNoVel-v1": {"memory": "lstm", "total_timesteps": 200_000, "num_envs": 8, "num_steps": 256,
-                         "gamma": 0.98, "gae_lambda": 0.9, "cg_damping": 0.01, "n_critic_updates": 20,
-                         "batch_size": 256},
+                         "cg_damping": 0.01, "n_critic_updates": 20, "batch_size": 256},
     "Acrobot-v1": {"total_timesteps": 100_000, "num_envs": 2, "num_steps": 1024},
+    "MountainCar-v0": {"total_timesteps": 100_000, "num_envs": 2, "num_steps": 1024, "n_critic_updates": 20},
     "Pendulum-v1": {"total_timesteps": 100_000, "num_envs": 2, "num_steps": 1024, "gamma": 0.9,
                     "n_critic_updates": 15, "use_sde": True, "sde_sample_freq": 4},
     "MountainCarContinuous-v0": {"total_timesteps": 50_000, "num_envs": 2, "use_sde": True,
@@ -123,12 +124,13 @@ PRESETS: dict[str, dict[str, Any]] = {  # what an environment needs beside the d
     "LunarLander-v3": {"total_timesteps": 200_000, "num_envs": 2, "num_steps": 512, "cg_damping": 0.01,
                        "gae_lambda": 0.98, "n_critic_updates": 15},
     "LunarLanderContinuous-v3": {"total_timesteps": 200_000, "num_envs": 2, "num_steps": 1024,
-                                 "n_critic_updates": 20, "target_kl": 0.02},
-    "HalfCheetah-v5": {**MUJOCO, "target_kl": 0.24},
-    "Swimmer-v5": {**MUJOCO, "target_kl": 0.02, "gamma": 0.9999},
-    "Hopper-v5": {**MUJOCO, "target_kl": 0.03},
-    "Walker2d-v5": {**MUJOCO, "target_kl": 0.06},
-    "Ant-v5": {**MUJOCO, "target_kl": 0.08},
+                                 "n_critic_updates": 20, "target_kl": 0.02, "cg_damping": 0.2},
+    "BipedalWalker-v3": {**MUJOCO, "target_kl": 0.04, "cg_damping": 0.4},
+    "HalfCheetah-v5": {**MUJOCO, "target_kl": 0.24, "cg_damping": 0.6},
+    "Swimmer-v5": {**MUJOCO, "target_kl": 0.02, "cg_damping": 0.2, "gamma": 0.9999},
+    "Hopper-v5": {**MUJOCO, "target_kl": 0.03, "cg_damping": 0.3},
+    "Walker2d-v5": {**MUJOCO, "target_kl": 0.06, "cg_damping": 0.6},
+    "Ant-v5": {**MUJOCO, "target_kl": 0.08, "cg_damping": 0.8},
 }  # fmt: skip
 VELOCITIES = {  # the entries of observations that --mask-velocity hides
     "CartPole": [1, 3], "MountainCar": [1], "MountainCarContinuous": [1], "Pendulum": [2],
