@@ -288,6 +288,26 @@ class ResetLSTM(nn.Module):
             x = torch.lstm(x, (h[None], c[None]), weights, True, 1, 0.0, self.training, False, False)[0]
         return x
 
+class RowPolicy:
+    """The actor's outputs for a row of a vector, without memory, in NumPy, whose calls take a fraction of the
+    time of torch's: one environment waits for each. Its arrays are views of the agent's tensors."""
+
+    def __init__(self, agent: Any):
+        layers = [*agent.encoders[0].mlp, *agent.actor]
+        self.relu = any(isinstance(layer, nn.ReLU) for layer in layers)
+        linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
+        self.layers = [(layer.weight.detach().numpy().T, layer.bias.detach().numpy()) for layer in linear]
+        self.norm_obs, self.stats = agent.norm_obs, agent.obs_stats
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        """Observation (N, n) -> the actor's outputs (N, ...)."""
+        if self.norm_obs:
+            x = ((x - self.stats.mean.numpy()) / self.stats.std.numpy()).clip(-5, 5)
+        for weight, bias in self.layers[:-1]:
+            x = x @ weight + bias
+            x = np.maximum(x, 0) if self.relu else np.tanh(x)
+        return x @ self.layers[-1][0] + self.layers[-1][1]
+
 class Agent(nn.Module):
     """Policy and value function, each a network of its own (images share one CNN), and statistics of vectors.
 
@@ -375,10 +395,17 @@ class Agent(nn.Module):
             return memory(x.flatten(0, 1)[None], zeros, final.view(1, -1)).view(*final.shape, -1)
         return memory(x, state, final)
 
+    def logits(self, obs: list[Tensor]) -> Tensor:
+        """The actor's outputs (..., n) without a memory."""
+        return self.actor(self.encoders[0](self.normalize_obs(obs)))
+
     def head(self, latent: Tensor) -> Tensor:
         """The memory's output (..., H), or features -> the log-probability of every choice (..., K, A), or
         the means (..., K) of the Gaussian, whose deviations are exp(log_std) everywhere."""
-        logits = self.actor(latent)
+        return self.normalize_logits(self.actor(latent))
+
+    def normalize_logits(self, logits: Tensor) -> Tensor:
+        """The actor's outputs (..., n) -> what head returns."""
         if self.box:
             return logits
         if self.binary:  # Bernoulli(sigmoid(l)) is a choice between the logits 0 and l
@@ -792,6 +819,7 @@ def train(args: Args) -> Agent:
     flat, local = flatten_parameters(agent)
     mean = torch.zeros_like(local)
     flat.grad = mean[: len(flat)]
+    policy = None if agent.memories or agent.encoders[0].cnns else RowPolicy(agent)
     optimizer = torch.optim.Adam([flat], eps=1e-5, fused=True)
     run: dict[str, Any] = {"iteration": 0, "global_step": 0, "episodes": 0, "recent": [], "wall_seconds": 0.0}
     run |= {"timed_steps": 0, "rollout_seconds": 0.0, "update_seconds": 0.0}  # without the first iteration
@@ -876,8 +904,9 @@ def train(args: Args) -> Agent:
                     actions[t], logprobs[t], values[t], state = agent.act(row, state)
                     if final[t].any():
                         state = agent.next_state(state, torch.from_numpy(final[t]))
-                else:  # one row costs almost what all do together: what can wait is computed behind the loop
-                    actions[t] = agent.sample(agent.head(agent.encoders[0](agent.normalize_obs(row))))
+                else:  # what can wait is computed behind the loop, for all rows at once
+                    logits = torch.from_numpy(policy(obs[0][t])) if policy else agent.logits(row)
+                    actions[t] = agent.sample(agent.normalize_logits(logits))
                 where = f"row {t} of iteration {run['iteration']}"
                 raw, rewards[t], terminated[t], truncated[t], info = attempt(
                     where, envs.step, agent.to_env(actions[t])

@@ -236,6 +236,7 @@ def test_a_resumed_job_is_the_one_never_stopped(memory, tmp_path):
     assert json.loads((run_dir / "result.json").read_text())["global_step"] >= 1200
 
 
+@pytest.mark.slow
 def test_without_mpi4py_it_is_one_rank_and_under_mpiexec_it_says_what_to_install(tmp_path):
     (tmp_path / "mpi4py.py").write_text("raise ImportError('No module named mpi4py')")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
@@ -312,6 +313,24 @@ def test_logprob_and_entropy(actions):
     if not agent.box:
         assert torch.equal(agent.from_env(env_action), action)
     assert np.allclose(agent.to_env(agent.from_env(env_action)), env_action)
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+@pytest.mark.parametrize("actions", ["multidiscrete", "box"])
+def test_the_row_policy_is_the_agents_also_after_an_update(activation, actions):
+    torch.manual_seed(0)
+    space = {**DISCRETE_ACTIONS, **CONTINUOUS_ACTIONS}[actions]
+    args = module.Args(activation=activation, encoder_sizes=(16, 8))
+    agent = module.Agent(OBSERVATION_SPACES["vector"], space, args)
+    flat, _ = module.flatten_parameters(agent)
+    policy = module.RowPolicy(agent)
+    for _ in range(2):
+        obs = torch.randn(4, 3)
+        ours, theirs = torch.from_numpy(policy(obs.numpy())), agent.logits([obs])
+        assert ours.dtype == torch.float32 and (ours - theirs).abs().max() <= 1e-6 * (1 + theirs.abs().max())
+        with torch.no_grad():
+            flat.add_(torch.randn_like(flat) * 0.3)
+        agent.obs_stats.update(torch.randn(50, 3) * 3 + 1, module.OneRank())
 
 
 def test_policy_and_value_function_share_no_parameter_but_a_cnn():
@@ -426,5 +445,5 @@ def test_twenty_episodes_of_an_expert_make_another_before_any_reinforcement_lear
     module.main("--env-id CartPole-v1 --total-timesteps 60000 --run-name expert --eval-episodes 20".split())
     assert json.loads((tmp_path / "runs/expert/result.json").read_text())["eval_mean_return"] == 500
     module.main("--play runs/expert --eval-episodes 20 --record expert.npz".split())
-    module.main("--pretrain expert.npz --total-timesteps 0 --run-name cloned --eval-episodes 20 --seed 5".split())
+    module.main("--pretrain expert.npz --pretrain-epochs 30 --total-timesteps 0 --run-name cloned --eval-episodes 20".split())
     assert json.loads((tmp_path / "runs/cloned/result.json").read_text())["eval_mean_return"] >= 475
