@@ -112,10 +112,12 @@ class Args:
     capture_video: bool = False  # --play writes videos/*.mp4 beside the agent instead of opening a window
 
 PRESETS: dict[str, dict[str, Any]] = {  # what an environment needs beside the defaults
-    "PendulumNoVel-v1": {"total_timesteps": 100_000, "num_envs": 4, "num_steps": 256, "seq_len": 64, "gamma": 0.95,
-                         "update_epochs": 10, "use_sde": True, "sde_sample_freq": 4, "log_std_init": -1.0},
+    "PendulumNoVel-v1": {
+        "total_timesteps": 100_000, "num_envs": 4, "num_steps": 256, "seq_len": 64, "update_epochs": 10,
+        "gamma": 0.95, "use_sde": True, "sde_sample_freq": 4, "log_std_init": -1.0,
+    },
     "MountainCarContinuousNoVel-v0": {  # after the zoo's
-        "total_timesteps": 300_000, "num_steps": 512, "num_minibatches": 8, "seq_len": 128, "update_epochs": 10,
+        "total_timesteps": 300_000, "num_steps": 512, "seq_len": 128, "num_minibatches": 8, "update_epochs": 10,
         "gamma": 0.9999, "gae_lambda": 0.9, "hidden_size": 32, "learning_rate": 3e-4, "clip_coef": 0.1,
         "ent_coef": 0.00429, "vf_coef": 0.19, "max_grad_norm": 5.0, "use_sde": True, "sde_sample_freq": 8,
     },
