@@ -632,8 +632,9 @@ def train(args: Args) -> Agent:
 
         # --- rollout ---
         returned, lengths = [], []  # of the episodes that end in it
-        # Inside the outer autocast, which is off, the encoder's bfloat16 weights are kept from row to row.
-        with torch.inference_mode(), torch.autocast(device.type, enabled=False):
+        # The outer autocast, though off, keeps the encoder's bfloat16 weights from row to row; inference_mode
+        # instead of no_grad would convert them at each.
+        with torch.no_grad(), torch.autocast(device.type, enabled=False):
             for t in range(T):
                 if t in starts:
                     states[starts.index(t)] = state

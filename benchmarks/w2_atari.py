@@ -1,0 +1,194 @@
+"""W2: training speed of rppo_gru_atari.py and sb3-contrib's CnnLstmPolicy on the same work, in turn, in one run.
+
+    taskset -c 0 python benchmarks/w2_atari.py            # needs the extras `atari` and `peers`; some ten minutes
+    taskset -c 0 python benchmarks/w2_atari.py --short    # one repeat of two timed iterations
+    python benchmarks/w2_atari.py --sections memory       # peak memory with 64 environments x 128 steps
+
+Breakout, 8 environments x 128 steps, 4 epochs, 4 minibatches of 2 environments' whole rollouts, one grey 84 x 84 frame,
+Nature CNN 512 and one recurrent layer of 128 that actor and critic share. `per-step loop` is ours in float32 with the
+memory replayed row by row, the state zeroed after final rows, in the plain memory format: the usual way to write it. The
+peer plays the same ale_py vector environment as ours, which is faster than its own wrappers. SPS are environment steps a
+second of training; the first iteration is left out for all. `cpu_sps` are those a second of the process's CPU time, which
+on one core of a machine that others use, too, says more. Medians, ratios and every repeat are printed and saved.
+"""
+
+import importlib.util
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import tyro
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "benchmarks"))
+from learning import machine  # noqa: E402
+
+
+@dataclass
+class Options:
+    repeats: int = 3  # of each system, in turn
+    iterations: int = 6  # timed iterations a repeat
+    short: bool = False  # one repeat of two iterations
+    threads: int = 1  # torch threads of every system
+    sections: tuple[str, ...] = ("speed",)  # speed, memory
+    out: str | None = None  # file for the figures (JSON)
+    memory_of: str | None = None  # used by the memory section, which measures in a process of its own
+
+
+def load_script():
+    spec = importlib.util.spec_from_file_location("rppo_gru_atari", ROOT / "rppo_gru_atari.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["rppo_gru_atari"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def ours(threads: int, iterations: int, loop: bool = False, **flags) -> dict[str, float]:
+    module = load_script()
+
+    def forward(self, x, state, final):
+        outputs = []
+        for row, end in zip(x, final):
+            output, state = self.step(row, state)
+            outputs.append(output)
+            state = state * (~end[:, None])
+        return torch.stack(outputs)
+
+    ticks, compute_gae = [], module.compute_gae
+
+    def ticking(*inputs):  # once an iteration
+        ticks.append((time.process_time(), int(inputs[0].numel())))
+        return compute_gae(*inputs)
+
+    module.compute_gae = ticking
+    if loop:
+        module.ResetGRU.forward = forward
+        channels_last = module.Encoder.__init__
+        module.Encoder.__init__ = lambda self, *inputs: channels_last(self, *inputs) or setattr(
+            self, "cnn", self.cnn.to(memory_format=torch.contiguous_format))
+    with tempfile.TemporaryDirectory() as folder:
+        args = module.Args(env_id="ALE/Breakout-v5", torch_threads=threads, runs_dir=folder, run_name="w2",
+                           checkpoint_every=10**6, **flags)  # fmt: skip
+        args.total_timesteps = int(args.num_envs * args.num_steps * (iterations + 0.5))  # and the first, not timed
+        module.train(args)
+        result = json.loads(Path(folder, "w2", "result.json").read_text())
+    cpu_sps = sum(rows for _, rows in ticks[1:]) / (ticks[-1][0] - ticks[0][0])
+    return {"sps": result["sps"], "cpu_sps": cpu_sps, "rollout_ms": 1e3 * result["rollout_seconds"] / iterations,
+            "update_ms": 1e3 * result["update_seconds"] / iterations}  # fmt: skip
+
+
+def peer(threads: int, iterations: int) -> dict[str, float]:
+    from ale_py import AtariVectorEnv
+    from sb3_contrib import RecurrentPPO
+    from stable_baselines3.common.vec_env import VecEnv
+
+    class Games(VecEnv):
+        """ale_py's vector environment as sb3's; its autoreset is that of sb3."""
+
+        def __init__(self):
+            self.envs = AtariVectorEnv("breakout", 8, stack_num=1, num_threads=threads, autoreset_mode="SameStep")
+            super().__init__(8, self.envs.single_observation_space, self.envs.single_action_space)
+            self.render_mode = None
+
+        def reset(self):
+            return self.envs.reset(seed=1)[0]
+
+        def step_async(self, actions):
+            self.actions = actions
+
+        def step_wait(self):
+            obs, rewards, terminated, truncated, info = self.envs.step(self.actions)
+            done, infos = terminated | truncated, [{} for _ in range(8)]
+            for n in np.flatnonzero(done):
+                infos[n] = {"terminal_observation": info["final_obs"][n], "TimeLimit.truncated": not terminated[n]}
+            return obs, rewards.astype(np.float32), done, infos
+
+        def close(self):
+            self.envs.close()
+
+        def get_attr(self, name, indices=None):
+            return [None] * 8
+
+        def set_attr(self, name, value, indices=None):
+            raise NotImplementedError
+
+        def env_method(self, name, *args, indices=None, **kwargs):
+            raise NotImplementedError
+
+        def env_is_wrapped(self, wrapper, indices=None):
+            return [False] * 8
+
+    torch.set_num_threads(threads)
+    policy = {"lstm_hidden_size": 128, "shared_lstm": True, "enable_critic_lstm": False, "net_arch": []}
+    model = RecurrentPPO("CnnLstmPolicy", Games(), n_steps=128, batch_size=256, n_epochs=4, learning_rate=2.5e-4,
+                         clip_range=0.1, ent_coef=0.01, seed=1, device="cpu", policy_kwargs=policy)  # fmt: skip
+    model.learn(1024)
+    started, cpu = time.perf_counter(), time.process_time()
+    model.learn(1024 * iterations)
+    return {"sps": 1024 * iterations / (time.perf_counter() - started),
+            "cpu_sps": 1024 * iterations / (time.process_time() - cpu)}  # fmt: skip
+
+
+def memory(threads: int) -> dict[str, float]:
+    """Peak resident memory of a whole process that trains with 64 environments x 128 steps, and after its imports."""
+    peak = {}
+    for what in "imports", "float32", "amp":
+        command = [sys.executable, __file__, "--memory-of", what, "--threads", str(threads)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ)
+        peak[what] = float(done.stdout.split()[-1])
+    return {**peak, "observations": 129 * 64 * 84 * 84 / 2**20}
+
+
+def main() -> None:
+    options = tyro.cli(Options, description=__doc__)
+    if options.memory_of:
+        module = load_script()
+        if options.memory_of != "imports":
+            with tempfile.TemporaryDirectory() as folder:
+                module.train(module.Args(
+                    env_id="ALE/Breakout-v5", num_envs=64, amp=options.memory_of == "amp", total_timesteps=1,
+                    update_epochs=1, torch_threads=options.threads, runs_dir=folder, run_name="w2",
+                ))  # fmt: skip
+        # Not getrusage: its maximum is inherited from the process that started this one.
+        peak = next(line for line in Path("/proc/self/status").read_text().split("\n") if line.startswith("VmHWM"))
+        print(int(peak.split()[1]) / 2**10)
+        return
+    repeats, iterations = (1, 2) if options.short else (options.repeats, options.iterations)
+    figures: dict = {"machine": machine(), "torch": torch.__version__, "date": time.strftime("%Y-%m-%d"),
+                     "threads": options.threads, "iterations": iterations}  # fmt: skip
+    if "speed" in options.sections:
+        systems = {
+            "ours, float32": lambda: ours(options.threads, iterations),
+            "ours, --amp": lambda: ours(options.threads, iterations, amp=True),
+            "per-step loop": lambda: ours(options.threads, iterations, loop=True),
+            "sb3-contrib": lambda: peer(options.threads, iterations),
+        }
+        runs: dict[str, list[dict]] = {name: [] for name in systems}
+        for _ in range(repeats):
+            for name, system in systems.items():
+                runs[name].append(system())
+        medians = {kind: {name: statistics.median(r[kind] for r in rs) for name, rs in runs.items()}
+                   for kind in ("sps", "cpu_sps")}  # fmt: skip
+        figures["speed"] = {"medians": medians, "runs": runs}
+        for kind, of in medians.items():
+            for name, sps in of.items():
+                print(f"{kind:7} {name:14} {sps:7,.0f}  {sps / of['sb3-contrib']:.1f} x sb3-contrib   "
+                      f"{[round(r[kind]) for r in runs[name]]}", flush=True)  # fmt: skip
+    if "memory" in options.sections:
+        figures["memory_mib"] = memory(options.threads)
+        print("peak memory, MiB:", {name: round(x) for name, x in figures["memory_mib"].items()})
+    if options.out:
+        Path(options.out).write_text(json.dumps(figures, indent=1))
+
+
+if __name__ == "__main__":
+    main()
