@@ -117,9 +117,10 @@ PRESETS: dict[str, dict[str, Any]] = {  # what an environment needs beside the d
         "gamma": 0.95, "use_sde": True, "sde_sample_freq": 4, "log_std_init": -1.0,
     },
     "MountainCarContinuousNoVel-v0": {  # after the zoo's
-        "total_timesteps": 300_000, "num_steps": 512, "seq_len": 128, "num_minibatches": 8, "update_epochs": 10,
-        "gamma": 0.9999, "gae_lambda": 0.9, "hidden_size": 32, "learning_rate": 3e-4, "clip_coef": 0.1,
-        "ent_coef": 0.00429, "vf_coef": 0.19, "max_grad_norm": 5.0, "use_sde": True, "sde_sample_freq": 8,
+        "total_timesteps": 300_000, "num_steps": 512, "seq_len": 128, "num_minibatches": 8,
+        "update_epochs": 10, "gamma": 0.9999, "gae_lambda": 0.9, "hidden_size": 32, "learning_rate": 3e-4,
+        "clip_coef": 0.1, "ent_coef": 0.00429, "vf_coef": 0.19, "max_grad_norm": 5.0, "use_sde": True,
+        "sde_sample_freq": 8,
     },
 }  # fmt: skip
 VELOCITIES = {  # the entries of observations that --mask-velocity hides
