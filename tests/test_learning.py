@@ -13,6 +13,8 @@ VALUE_RUN = {
     "rppo_lstm": {"num_envs": 8, "num_steps": 64, "hidden_size": 16, "norm_reward": False, "vf_coef": 1.0,
                   "critic": "separate", "learning_rate": 1e-2, "max_grad_norm": 10.0, "update_epochs": 8,
                   "total_timesteps": 30_000},
+    "trpo": {"num_envs": 8, "num_steps": 64, "hidden_size": 16, "norm_reward": False, "memory": "lstm",
+             "cg_max_steps": 3, "n_critic_updates": 20, "learning_rate": 3e-3, "total_timesteps": 15_000},
 }  # fmt: skip
 
 
