@@ -709,6 +709,8 @@ def pretrain(agent: Agent, obs: np.ndarray, actions: np.ndarray, epochs: int) ->
 def play(args: Args) -> None:
     """Shows, films or records deterministic episodes of a trained agent and prints their returns."""
     source = Path(str(args.play))
+    if args.capture_video and args.env_id.startswith("ALE/"):
+        raise ArgumentError("--capture-video True: Atari's own vector environment has no pictures to film")
     videos = (source if source.is_dir() else source.parent) / "videos" if args.capture_video else None
     envs = make_envs(args, 1, None if args.record else "rgb_array" if args.capture_video else "human", videos)
     agent = Agent(envs.single_observation_space, envs.single_action_space, args)

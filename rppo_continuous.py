@@ -623,6 +623,7 @@ def train(args: Args) -> Agent:
     check_args(args)
     T, N, device = args.num_steps, args.num_envs, torch.device("cuda" if args.cuda else "cpu")
     envs = make_envs(args, N)
+    torch.set_num_threads(1)  # the first weights are the same with any number of threads
     torch.manual_seed(args.seed)
     agent = Agent(envs.single_observation_space, envs.single_action_space, args).to(device)
     torch.set_num_threads(args.torch_threads or (os.cpu_count() or 1 if len(agent.encoder.cnns) else 1))

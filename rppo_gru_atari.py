@@ -560,6 +560,7 @@ def train(args: Args) -> Agent:
     rank, world, device = join_processes(args)
     T, N = args.num_steps, args.num_envs // world  # N of the environments are this process's
     envs = make_envs(args, N)
+    torch.set_num_threads(1)  # the first weights are the same with any number of threads
     torch.manual_seed(args.seed)  # the same weights in every process, then random numbers of its own
     agent = Agent(envs.single_observation_space, envs.single_action_space, args).to(device)
     torch.manual_seed(int(np.random.SeedSequence([args.seed, rank]).generate_state(1, np.uint64)[0]))

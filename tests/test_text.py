@@ -22,6 +22,7 @@ EXCEPTIONS = {
     "normalize": "rppo_gru_atari's statistics are of every process's rows",
     "parse_args": "rppo_gru_atari has no presets and no velocities to mask, ppo1_mpi presets by family",
     "main": "ppo1_mpi ends every rank",
+    "RowPolicy": "statistics, encoders and what it returns differ",
 }
 METHOD_EXCEPTIONS = {
     "__init__": "heads and memories differ", "step": "heads and memories differ", "act": "the distributions differ",
@@ -30,7 +31,7 @@ METHOD_EXCEPTIONS = {
     "next_state": "memories differ", "initial_state": "memories differ", "replay": "memories differ",
     "get_value": "memories differ", "log_probs": "masks differ",
     "encode": "ppo1_mpi has an encoder for the critic", "normalize_obs": "ppo1_mpi has baselines' statistics",
-    "sample": "the distributions differ", "head": "trpo needs Gaussians' deviations, too",
+    "distribution": "the distributions differ", "sample": "the distributions differ", "head": "trpo needs Gaussians' deviations, too",
 }  # fmt: skip
 
 

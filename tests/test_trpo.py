@@ -356,6 +356,18 @@ def test_acting_and_replay_agree_in_every_space(observations, actions, memory):
     assert agent.action_space.contains(single)
 
 
+@pytest.mark.parametrize("flags", [{}, {"activation": "relu"}, {"encoder_sizes": ()}, {"norm_obs": False}], ids=str)
+@pytest.mark.parametrize("actions", ["multidiscrete", "box"])
+def test_the_policy_in_numpy_is_the_policy(actions, flags):
+    agent = build(ACTIONS[actions], **flags)
+    agent.obs_stats.update(torch.randn(50, 3) * 3 + 2)
+    x = torch.randn(6, 3) * 4
+    latent, logits = trpo.RowPolicy(agent)(x.numpy())
+    expected, _ = agent.recall([x], agent.initial_state(6))
+    assert latent.dtype == logits.dtype == torch.float32
+    assert (latent - expected).abs().max() <= 1e-5 and (logits - agent.actor(expected)).abs().max() <= 1e-5
+
+
 def test_flags_that_no_action_space_allows_are_refused():
     for flags, space in ({"use_sde": True}, "discrete"), ({"squash_output": True}, "unbounded"):
         with pytest.raises(trpo.ArgumentError, match="--" + next(iter(flags)).replace("_", "-")):
