@@ -495,8 +495,8 @@ class Agent(nn.Module):
         return self.to_env(action)[0 if single else slice(None)], state
 
 class RowPolicy:
-    """A feed-forward policy on vectors for the rows of one rollout, in NumPy, whose calls take a fraction of the
-    time of torch's: the environments wait for each row."""
+    """A feed-forward policy on vectors, for the rows of one rollout, in NumPy, whose calls take a fraction of
+    the time of torch's: the environments wait for each row."""
 
     def __init__(self, agent: Agent):
         linear = [x for x in (*agent.encoder.mlp, *agent.actor) if isinstance(x, nn.Linear)]  # type: ignore

@@ -31,7 +31,8 @@ METHOD_EXCEPTIONS = {
     "next_state": "memories differ", "initial_state": "memories differ", "replay": "memories differ",
     "get_value": "memories differ", "log_probs": "masks differ",
     "encode": "ppo1_mpi has an encoder for the critic", "normalize_obs": "ppo1_mpi has baselines' statistics",
-    "distribution": "the distributions differ", "sample": "the distributions differ", "head": "trpo needs Gaussians' deviations, too",
+    "distribution": "the distributions differ", "sample": "the distributions differ",
+    "head": "trpo needs Gaussians' deviations, too",
 }  # fmt: skip
 
 

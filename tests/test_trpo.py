@@ -6,7 +6,14 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import CONTINUOUS_ACTIONS, DISCRETE_ACTIONS, MODULES, OBSERVATION_SPACES, awkward_ends, load_script
+from conftest import (
+    CONTINUOUS_ACTIONS,
+    DISCRETE_ACTIONS,
+    MODULES,
+    OBSERVATION_SPACES,
+    awkward_ends,
+    load_script,
+)
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
@@ -463,3 +470,16 @@ def test_one_whole_step_is_sb3_contribs(actions, num_envs, monkeypatch):
     for name, parameter in names.items():
         error, step = (parameters[name][used[name]] - parameter).norm(), (parameter - first[name]).norm()
         assert error <= 1e-4 * parameter.norm() and error <= 1e-2 * step and step > 0, name
+
+
+def test_a_feed_forward_run_goes_on_bit_for_bit_from_its_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    flags = "--env-id Pendulum-v1 --preset none --num-envs 2 --num-steps 64 --n-critic-updates 2 --cg-max-steps 3"
+    trpo.main([*flags.split(), *"--total-timesteps 1000 --checkpoint-every 3 --use-sde --run-name a".split()])
+    whole = torch.load("runs/a/agent.pt", weights_only=True)["agent"]
+    middle = torch.load("runs/a/checkpoint.pt", weights_only=True)
+    assert middle["run"]["iteration"] == 6
+    assert not torch.equal(middle["agent"]["actor.0.weight"], whole["actor.0.weight"])
+    trpo.main(["--resume", "runs/a"])
+    again = torch.load("runs/a/agent.pt", weights_only=True)["agent"]
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
