@@ -125,13 +125,13 @@ def test_frames_from_python_are_those_of_ale_py(env_id, frame_stack):
     native, python = rppo.make_envs(flags, 1), rppo.make_env(flags, None, None)
     assert python.observation_space == native.single_observation_space
     obs, info = native.reset(seed=3)
-    for seed in range(400):  # a seed whose random number of idle frames is that of the native game
-        first, start = python.reset(seed=seed)
+    for attempt in range(400):  # until the random number of idle frames is that of the native game
+        first, start = python.reset(seed=None if attempt else 0)
         if start["episode_frame_number"] == info["episode_frame_number"][0]:
             break
     generator = np.random.default_rng(0)
     worst, scores = [np.abs(first.astype(int) - obs[0]).max()], np.zeros(2)
-    for _ in range(150):
+    for _ in range(120):
         action = generator.integers(native.single_action_space.n)
         obs, rewards, terminated, *_ = native.step(np.array([action]))
         frames, reward, ended, *_ = python.step(action)
@@ -299,8 +299,8 @@ def test_environments_that_processes_cannot_share(flags, expected, monkeypatch, 
 # --- Processes ----------------------------------------------------------------------------------------------
 
 # Each process plays Breakout by a rule that reads the frame, so that one process and two see the same rows.
-COMMON = "--env-id ALE/Breakout-v5 --num-envs 4 --num-steps 160 --num-minibatches 1 --update-epochs 2 --hidden-size 16 " \
-         "--total-timesteps 2700 --torch-threads 1 --checkpoint-every 3".split()  # fmt: skip
+COMMON = "--env-id ALE/Breakout-v5 --num-envs 4 --num-steps 160 --num-minibatches 1 --update-epochs 5 --hidden-size 16 " \
+         "--total-timesteps 1000 --torch-threads 1 --checkpoint-every 1".split()  # fmt: skip
 
 
 def worker(name: str, flags: list[str]) -> None:
@@ -318,7 +318,7 @@ def worker(name: str, flags: list[str]) -> None:
 
     def watched_clip(parameters, *rest):
         parameters = list(parameters)
-        if len(gradients) < 2:
+        if not gradients:
             gradients.append(torch.cat([p.grad.flatten() for p in parameters]))
         return clip(parameters, *rest)
 
@@ -340,12 +340,12 @@ def worker(name: str, flags: list[str]) -> None:
                 "seeds": seeds, "losses": torch.stack(losses), "finals": finals}, f"{name}{os.environ.get('RANK', '')}.pt")
 
 
-def launch(folder, processes: int, name: str, flags: list[str], check=0):
+def launch(folder, processes: int, name: str, flags: list[str]):
     start = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes > 1 else []
     command = [sys.executable, *start, __file__, name, *flags]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert done.returncode == check, done.stderr[-3000:]
-    return [torch.load(folder / f"{name}{rank if processes > 1 else ''}.pt") for rank in range(processes)] if not check else done
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [torch.load(folder / f"{name}{rank if processes > 1 else ''}.pt") for rank in range(processes)]
 
 
 @pytest.fixture(scope="module")
@@ -364,7 +364,7 @@ def test_two_processes_take_the_gradient_of_one(runs):
     assert (one["gradients"][0] - a["gradients"][0]).abs().max() <= 1e-6
     assert (one["losses"][0] - a["losses"][0]).abs().max() <= 1e-6
     results = [json.loads((folder / f"runs/{name}/result.json").read_text()) for name in ("one", "two")]
-    assert results[0]["global_step"] == results[1]["global_step"] and results[0]["episodes"] == results[1]["episodes"] > 3
+    assert results[0]["global_step"] == results[1]["global_step"] and results[0]["episodes"] == results[1]["episodes"] >= 2
     assert results[0]["mean_return_100"] == pytest.approx(results[1]["mean_return_100"])
 
 
@@ -382,15 +382,17 @@ def test_processes_have_random_numbers_of_their_own(runs):
     assert a["seeds"][1] != b["seeds"][1]
 
 
-def test_two_processes_resume_bit_for_bit(runs):
-    """From the checkpoint of iteration 3 of 5, as after a kill."""
+def test_two_processes_resume_bit_for_bit(runs, monkeypatch, capsys):
+    """From the checkpoint of iteration 1 of 2, as after a kill."""
     folder, _, a, _ = runs
     (folder / "runs/two/agent.pt").unlink()
     saved = torch.load(folder / "runs/two/checkpoint.pt", weights_only=True)
-    assert saved["run"]["iteration"] == 3 and len(saved["rng"]) == 2
+    assert saved["run"]["iteration"] == 1 and len(saved["rng"]) == 2
     assert not torch.equal(saved["rng"][0][0], saved["rng"][1][0])
-    done = launch(folder, 1, "wrong", ["--resume", "runs/two"], check=1)
-    assert "its processes were 2, not 1" in done.stderr
+    monkeypatch.chdir(folder)
+    with pytest.raises(SystemExit) as stop:
+        rppo.main(["--resume", "runs/two"])
+    assert stop.value.code == 2 and "its processes were 2, not 1" in capsys.readouterr().err
     again, other = launch(folder, 2, "again", ["--resume", "runs/two"])
     assert torch.equal(again["weights"], a["weights"]) and torch.equal(other["weights"], a["weights"])
 
