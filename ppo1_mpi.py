@@ -334,6 +334,7 @@ class Agent(nn.Module):
             raise ArgumentError(f"--env-id {args.env_id}: its actions are {action_space}; unsupported")
         self.exists = np.arange(max(choices)) < choices[:, None]  # (K, A): a component may have fewer choices
         self.register_buffer("missing", torch.from_numpy(~self.exists), persistent=False)
+        self.ragged = bool((~self.exists).any())
 
         example = self.observe(gym.vector.utils.batch_space(observation_space).sample(), {})
         networks = 1 if any(image.ndim == 4 for image in example) else 2
@@ -412,7 +413,7 @@ class Agent(nn.Module):
             logits = F.pad(logits.unsqueeze(-1), (1, 0))
         else:
             logits = logits.unflatten(-1, self.exists.shape)
-            logits = logits if self.exists.all() else logits.masked_fill(self.missing, self.ILLEGAL)
+            logits = logits.masked_fill(self.missing, self.ILLEGAL) if self.ragged else logits
         return logits.log_softmax(-1)
 
     def log_prob(self, distribution: Tensor, action: Tensor) -> Tensor:
