@@ -388,13 +388,17 @@ def weighted_mean(x: Tensor, weight: Tensor) -> Tensor:
     """Of x (L, B) over rows that count: weight is 0 on final rows, 1/k on rows in k sequences, else 1."""
     return (x * weight).sum() / weight.sum().clamp(min=1e-8)
 
+def collective(call: Any, *inputs: Any) -> None:
+    """call(*inputs) of torch.distributed, whose failure, as when a process has died, is one line."""
+    try:
+        call(*inputs)
+    except RuntimeError as error:
+        raise TrainingError(f"another process is gone: {' '.join(str(error).split())}") from error
+
 def all_sum(x: Tensor) -> Tensor:
     """The sum of x over the processes, the same to the bit in each; x itself if there is only one."""
     if dist.is_initialized():
-        try:
-            dist.all_reduce(x := x.clone())
-        except RuntimeError as error:
-            raise TrainingError(f"another process is gone: {' '.join(str(error).split())}") from error
+        collective(dist.all_reduce, x := x.clone())
     return x
 
 def mean_and_var(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -523,7 +527,7 @@ def gather(x: Any) -> list[Any]:
     parts = [x]
     if dist.is_initialized():
         parts *= dist.get_world_size()
-        dist.all_gather_object(parts, x)
+        collective(dist.all_gather_object, parts, x)
     return parts
 
 def check_args(args: Args) -> None:

@@ -414,7 +414,8 @@ def test_a_dead_rank_ends_the_job(tmp_path):
     (tmp_path / "dying.py").write_text(code)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "dying.py", *COMMON, "--run-name", "a"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert done.returncode != 0 and "another process is gone" in done.stderr and "--resume runs/a" in done.stderr
+    assert done.returncode != 0 and "--resume runs/a" in done.stderr
+    assert "another process is gone" in done.stderr or "terminated" in done.stderr  # torchrun may be the first to see it
 
 
 if __name__ == "__main__":
