@@ -57,7 +57,7 @@ class Args:
     env_id: str = "CartPole-v1"  # Gymnasium id; CartPoleNoVel-v1 means --mask-velocity
     preset: Literal["auto", "none", "atari", "mujoco", "humanoid"] = "auto"  # auto: the environment's, if any
     mask_velocity: bool = False  # set the velocities in observations to 0, so that memory is needed
-    vectorization: Literal["auto", "sync", "async"] = "auto"  # auto: its own vector version, else sync
+    vectorization: Literal["auto", "sync", "async"] = "auto"  # auto: its own for several, else sync
     total_timesteps: int = 1_000_000  # environment steps to train for, those of all ranks together
     seed: int = 1  # of the weights; a rank's own seed is this + 10000 rank
     torch_threads: int = 1  # CPU threads of each rank, so that ranks do not fight over the cores
