@@ -576,6 +576,8 @@ class RunningMeanStd(nn.Module):
 
     def update(self, rows: Tensor) -> None:
         """Merges rows (M, *shape) (Chan, Golub & LeVeque 1979, eq. 2.1)."""
+        if not len(rows):
+            return
         n, rows = len(rows), rows.double()
         delta, total = rows.mean(0) - self.mean, self.count + n
         squares = self.var * self.count + rows.var(0, correction=0) * n + delta**2 * self.count * n / total

@@ -90,7 +90,7 @@ def test_return_statistics_are_those_of_a_plain_loop(script):
 def test_running_mean_std_is_numpys(script, shape):
     stats = MODULES[script].RunningMeanStd(shape)
     generator = np.random.default_rng(0)
-    batches = [generator.normal(100, 3, (n, *shape)) for n in (1, 7, 100, 2)]
+    batches = [generator.normal(100, 3, (n, *shape)) for n in (1, 7, 0, 100, 2)]
     for batch in batches:
         stats.update(torch.from_numpy(batch))
     rows = np.concatenate(batches)

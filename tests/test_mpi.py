@@ -375,7 +375,7 @@ def expert_file(path, episodes=3, steps=20, **changes):
     ({"actions": np.full(60, 2)}, "its actions are not all in Discrete(2)"),
     ({"obs": np.full((60, 4), np.nan, np.float32)}, "its obs are not all in Box"),
     ({"obs": np.array([object()] * 60)}, "allow_pickle"),
-], ids=str)  # fmt: skip
+], ids=range(7))  # fmt: skip
 def test_a_wrong_expert_file_is_answered_in_one_line(changes, words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     expert_file("expert.npz", **changes)
