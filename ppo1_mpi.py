@@ -1073,6 +1073,7 @@ def main(argv: list[str] | None = None) -> None:
         code, what = 2, f"error: {error}"
     except (TrainingError, OSError) as error:
         code, what = 1, f"error: {error}"
+        sys.unraisablehook = lambda _: None  # closing environments whose worker died raises once more
     except KeyboardInterrupt:
         code, what = 130, "interrupted"
     except SystemExit as stop:
