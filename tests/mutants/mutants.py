@@ -29,7 +29,7 @@ MUTANTS = [
     (L, "the unbiased deviation, nan for one row", "(weighted_mean(centred**2, weight).sqrt() + 1e-8)", "(centred.std() + 1e-8)", GAE, "normalize"),
     # The recurrence
     (L, "the token leaves the forget gate open", "torch.tensor([1.0, 1.0, 0.0, 1.0])", "torch.tensor([1.0, 0.0, 0.0, 1.0])", REC, "fused"),
-    (L, "the token shuts the wrong gates", "torch.tensor([1.0, 1.0, 0.0, 1.0])", "torch.tensor([1.0, 1.0, 1.0, 0.0])", REC, "zero"),
+    (L, "the token leaves the input gate open", "torch.tensor([1.0, 1.0, 0.0, 1.0])", "torch.tensor([0.0, 1.0, 0.0, 1.0])", REC, "fused"),
     (L, "the final observation leaks", "torch.cat([x * alive, token], -1)", "torch.cat([x, token], -1)", REC, "zero"),
     (L, "a token too weak", "C = 1e4", "C = 1e1", REC, "zero"),
     (L, "replay from zeros instead of the stored state", "(h[None], c[None])", "(h[None] * 0, c[None] * 0)", REC, "fused"),
