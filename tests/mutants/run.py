@@ -23,7 +23,7 @@ def main() -> int:
             assert original.count(text) >= 1, f"{script}: {what}: the text is not there: {text}"
             path.write_text(original.replace(text, bug))
             own = Path(file).stem.removeprefix("test_") in script  # all of that file's tests are of this script
-            command = [sys.executable, "-m", "pytest", "-n", "0", "-x", "-q", "-p", "no:cacheprovider", f"tests/{file}", "-k",
+            command = [sys.executable, "-m", "pytest", "-m", "", "-n", "0", "-x", "-q", "-p", "no:cacheprovider", f"tests/{file}", "-k",
                        expression if own else f"({expression}) and {script}"]  # fmt: skip
             done = subprocess.run(command, cwd=copy, capture_output=True, text=True)
             path.write_text(original)
