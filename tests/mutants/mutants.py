@@ -98,6 +98,6 @@ MUTANTS = [
     (M, "the schedule moves the stepsize alone", "clip_coef = args.learning_rate * multiplier, args.clip_coef * multiplier", "clip_coef = args.learning_rate * multiplier, args.clip_coef", "test_mpi.py", "schedule_multiplies"),
     (M, "middle_drop drops to the wrong step", "1 - p if 1 - p >= 0.75 else 0.075,", "1 - p if 1 - p >= 0.75 else 0.75,", "test_mpi.py", "test_schedules"),
     (M, "ranks are never compared", "if not all(synced):", "if False:", "test_mpi.py", "out_of_step"),
-    (M, "steps of one rank are counted", "steps, returned, lengths = (sum(column[1:], column[0]) for column in zip(*gathered))", "steps, returned, lengths = gathered[0]", "test_mpi.py", "those_of_all"),
-    (M, "every rank has the same seed", "rank_seed = args.seed + 10_000 * rank", "rank_seed = args.seed", "test_mpi.py", "those_of_all or resumed or seed"),
+    (M, "steps of one rank are counted", "steps, returned, lengths = (sum(column[1:], column[0]) for column in zip(*gathered))", "steps, returned, lengths = gathered[0]", "test_mpi.py", "a_resumed_job_is_the_one_never_stopped"),
+    (M, "every rank has the same seed", "rank_seed = args.seed + 10_000 * rank", "rank_seed = args.seed", "test_mpi.py", "resumed or seed"),
 ]  # fmt: skip
