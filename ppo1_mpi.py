@@ -870,7 +870,7 @@ def train(args: Args) -> Agent:
     rewards = np.zeros((T, N), np.float32)
     terminated, truncated = np.zeros((T, N), bool), np.zeros((T, N), bool)
     values, logprobs = torch.zeros(T + 1, N), torch.zeros(T, N)
-    actions = torch.zeros(T + 1, N, len(agent.exists), dtype=torch.float if agent.box else torch.long)
+    actions = torch.zeros(T + 1, N, len(agent.exists), dtype=None if agent.box else torch.long)
     seq_len = args.seq_len if agent.memories else 1
     starts = torch.arange(0, T, seq_len)  # first rows of the sequences
     seq_rows = starts + torch.arange(seq_len)[:, None]  # (L, starts): their rows
