@@ -95,7 +95,7 @@ def main() -> None:
         envs = module.make_envs(args, min(args.num_envs, options.eval_episodes))
         agent = module.Agent(envs.single_observation_space, envs.single_action_space, args)
         module.load(str(run_dir), agent)
-        returns = module.evaluate(agent, envs, options.eval_episodes, 1_000_000 + seed)
+        returns = module.evaluate(agent, envs, options.eval_episodes, 1_000_000 * seed)  # no two agents share starts
         run = json.loads((run_dir / "result.json").read_text())
         result["seeds"][seed] = {
             "eval_mean": round(float(np.mean(returns)), 3), "eval_std": round(float(np.std(returns)), 3),
