@@ -24,6 +24,7 @@ import math
 import os
 import signal
 import sys
+import threading
 import time
 import zipfile
 from collections import deque
@@ -840,7 +841,8 @@ def parse_args(argv: list[str]) -> Args:
 def main(argv: list[str] | None = None) -> None:
     """Exits with 0, or one line and 2 (an argument), 1 (the run failed), 130 (Ctrl-C) or 143 (SIGTERM)."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    gym.logger.min_level = gym.logger.ERROR + 1  # the tracebacks of its workers would bury the one line
+    gym.logger.min_level = gym.logger.ERROR + 1  # the tracebacks of its workers would bury the one line,
+    threading.excepthook = lambda _: None  # and that of TensorBoard's writer, whose error comes here, too
     args, code, what = Args(), 0, ""
     try:
         args = parse_args(sys.argv[1:] if argv is None else argv)

@@ -2,11 +2,11 @@
 
 import importlib.util
 import os
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 
+import launch
 import numpy as np
 import pytest
 import torch
@@ -38,15 +38,29 @@ def having(*names: str) -> list[str]:
 
 
 @pytest.fixture
-def run_script(tmp_path):
-    """Runs a script as a user does, in an empty folder; returns the finished process."""
+def start_script(tmp_path, tmp_path_factory):
+    """Starts a script as a user does, in an empty folder; what still runs when the test ends is killed."""
+    logs, running = tmp_path_factory.mktemp("logs"), []
 
-    def run(script: str, *flags: str, check: int | None = 0, cwd: Path = tmp_path, timeout: float = 240, env=None):
-        command = [sys.executable, str(ROOT / f"{script}.py"), *map(str, flags)]
-        environment = {**os.environ, **(env or {})}
-        done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=timeout, env=environment)
-        if check is not None:
-            assert done.returncode == check, done.stdout + done.stderr
+    def start(script: str, *flags, cwd: Path = tmp_path, env=None, limits=None) -> launch.Running:
+        log = logs / str(len(running))
+        running.append(launch.start(str(ROOT / f"{script}.py"), [*map(str, flags)], cwd, log, env, limits))
+        return running[-1]
+
+    yield start
+    for process in running:
+        if process.returncode is None:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def run_script(start_script):
+    """Runs a script to its end, which must be with the exit code `check`; returns the process."""
+
+    def run(script: str, *flags, check: int = 0, timeout: float = 240, **options) -> launch.Running:
+        done = start_script(script, *flags, **options).wait(timeout)
+        assert done.returncode == check, done.stdout + done.stderr
         return done
 
     return run

@@ -1,5 +1,7 @@
 """Environments: the built-in memory task, masks, and a registry of misbehaving ones for the fault tests."""
 
+import os
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -9,13 +11,13 @@ from gymnasium.utils.env_checker import check_env
 
 
 class Faulty(gym.Env):
-    """Episodes of 10 steps of reward 1; at step `at` of its life it misbehaves in the given way."""
+    """Episodes of 10 steps of reward 1; at step FAULT_AT of its life it misbehaves in the given way."""
 
     observation_space = spaces.Box(-1, 1, (2,), np.float32)
     action_space = spaces.Discrete(2)
 
-    def __init__(self, how="", at=150, render_mode=None):
-        self.how, self.at, self.life, self.steps = how, at, 0, 0
+    def __init__(self, how="", render_mode=None):
+        self.how, self.at, self.life, self.steps = how, int(os.environ.get("FAULT_AT", 150)), 0, 0
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -29,7 +31,6 @@ class Faulty(gym.Env):
             if self.how == "raise":
                 raise ValueError("the simulator\nexploded")
             if self.how == "exit":
-                import os
                 os._exit(7)
             obs = obs * np.nan if self.how == "nan observation" else obs
             reward = float("nan") if self.how == "nan reward" else reward

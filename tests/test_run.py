@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from conftest import MODULES, ROOT
 SHORT = {
     "rppo_lstm": "--env-id CartPole-v1 --mask-velocity --num-envs 4 --num-steps 32 --num-minibatches 2 --hidden-size 16",
     "rppo_continuous": "--env-id Pendulum-v1 --mask-velocity --preset none --num-envs 4 --num-steps 32 --num-minibatches 2 --hidden-size 16",
-    "rppo_gru_atari": "--env-id ALE/Pong-v5 --amp --max-episode-frames 160 --num-envs 4 --num-steps 32 --num-minibatches 2 --hidden-size 16 --update-epochs 1",
+    "rppo_gru_atari": "--env-id ALE/Pong-v5 --amp --torch-threads 1 --max-episode-frames 160 --num-envs 4 --num-steps 32 --num-minibatches 2 --hidden-size 16 --update-epochs 1",
     "trpo": "--env-id CartPole-v1 --mask-velocity --memory lstm --num-envs 4 --num-steps 32 --hidden-size 16 --cg-max-steps 5 --n-critic-updates 3",
     "ppo1_mpi": "--env-id CartPole-v1 --mask-velocity --preset none --memory lstm --num-envs 4 --num-steps 32 --num-minibatches 2 --hidden-size 16",
 }
@@ -50,7 +51,7 @@ def test_what_a_run_leaves(script, run_script, tmp_path):
     assert low < result["mean_return_100"] < high and low <= result["eval_mean_return"] <= high
     seconds = result["rollout_seconds"] + result["update_seconds"]  # of all iterations but the first
     assert 0.5 * result["global_step"] / seconds < result["sps"] <= result["global_step"] / seconds
-    assert "agent.pt" not in done.stdout
+    assert done.stdout.count("\n") == 1 + ("preset" in done.stdout) and done.lines == []
     assert json.loads((run_dir / "args.json").read_text())["num_envs"] == 4
     assert (run_dir / "checkpoint.pt").exists() and not list(run_dir.glob("*.tmp"))
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -79,16 +80,12 @@ def test_same_seed_same_weights_other_seed_others(script, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("script", RUNS)
-def test_kill_at_a_random_moment_then_resume_is_the_run_never_stopped(script, tmp_path, run_script):
+def test_kill_at_a_random_moment_then_resume_is_the_run_never_stopped(script, tmp_path, run_script, start_script):
     steps = 1500 if "atari" in script else 6000
     flags = f"{SHORT[script]} --total-timesteps {steps} --checkpoint-every 7".split()
     run_script(script, *flags, "--run-name", "whole")
-    command = [sys.executable, str(ROOT / f"{script}.py"), *flags, "--run-name", "killed"]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    checkpoint = tmp_path / "runs" / "killed" / "checkpoint.pt"
-    while not checkpoint.exists():
-        assert process.poll() is None
-        time.sleep(0.02)
+    process = start_script(script, *flags, "--run-name", "killed")
+    process.wait_for(tmp_path / "runs/killed/checkpoint.pt")
     time.sleep(random.Random(os.getpid()).uniform(0.0, 1.0))
     process.kill()
     process.wait()
@@ -99,20 +96,16 @@ def test_kill_at_a_random_moment_then_resume_is_the_run_never_stopped(script, tm
 @pytest.mark.parametrize("script", RUNS)
 @pytest.mark.parametrize("number,code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
-def test_signals_end_a_run_with_one_line(script, tmp_path, number, code, vectorization):
-    command = [sys.executable, str(ROOT / f"{script}.py"), *SHORT[script].split(), "--run-name", "a",
-               "--vectorization", vectorization]  # fmt: skip
-    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    while not (tmp_path / "runs" / "a" / "checkpoint.pt").exists():
-        assert process.poll() is None
-        time.sleep(0.05)
-    time.sleep(0.5)
+def test_signals_end_a_run_with_one_line(script, tmp_path, number, code, vectorization, start_script):
+    process = start_script(script, *SHORT[script].split(), "--run-name", "a", "--vectorization", vectorization)
+    process.wait_for(tmp_path / "runs/a/checkpoint.pt")
+    time.sleep(0.3)
     started = time.time()
-    os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)  # as a terminal does
-    _, stderr = process.communicate(timeout=20)
+    process.kill(number, group=number == signal.SIGINT)  # as a terminal does
+    process.wait(20)
     assert process.returncode == code and time.time() - started < 5
-    lines = [line for line in stderr.split("\n") if line.strip() and "step/s" not in line]
-    assert len(lines) == 1 and "--resume runs/a" in lines[0] and "runs/a/checkpoint.pt" in lines[0], stderr
+    assert len(process.lines) == 1, process.stderr
+    assert "--resume runs/a" in process.lines[0] and "runs/a/checkpoint.pt" in process.lines[0]
 
 
 WRONG = {
@@ -266,10 +259,9 @@ def test_faults_during_a_run(script, fault, vectorization, run_script, tmp_path)
     prefix = "Box" if script in ("rppo_continuous", "trpo", "ppo1_mpi") else ""
     done = run_script(script, "--env-id", f"test_envs:{prefix}Faulty{fault}-v0", *flags, "--run-name", "a",
                       "--checkpoint-every", "2", "--vectorization", vectorization, check=1, env=TESTS)  # fmt: skip
-    lines = [line for line in done.stderr.split("\n") if line.strip() and "step/s" not in line]
     words = {"Raise": "exploded", "Exit": "EOFError", "NanObservation": "observation", "NanReward": "reward"}
-    assert words[fault] in lines[-1] and "iteration" in lines[-1] and "--resume runs/a" in lines[-1], done.stderr
-    assert len(lines) == 1, done.stderr
+    assert len(done.lines) == 1, done.stderr
+    assert words[fault] in done.lines[0] and "iteration" in done.lines[0] and "--resume runs/a" in done.lines[0]
     checkpoint = torch.load(tmp_path / "runs/a/checkpoint.pt", weights_only=True)
     assert all(x.isfinite().all() for x in checkpoint["agent"].values())
 
@@ -317,14 +309,25 @@ def test_a_script_alone_in_an_empty_folder_trains_and_asks_for_no_network(script
 
 
 @pytest.mark.parametrize("script", RUNS)
-def test_help_shows_every_flag_and_a_preset_in_place(script, run_script):
-    text = run_script(script, "--help").stdout
-    for field in MODULES[script].Args.__dataclass_fields__:
-        assert f"--{field.replace('_', '-')}" in text
-    for env_id, preset in getattr(MODULES[script], "PRESETS", {}).items():
-        shown = run_script(script, "--env-id", env_id, "--help").stdout
-        name, value = next((k, v) for k, v in preset.items() if isinstance(v, int) and not isinstance(v, bool))
-        assert f"--{name.replace('_', '-')} INT" in shown and f"default: {value}" in shown
+def test_help_shows_every_flag_with_the_dataclass_default_or_the_presets(script, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    module = MODULES[script]
+    presets = {name: preset for name, preset in getattr(module, "PRESETS", {}).items() if "-v" in name}
+    cases = [(["--env-id", name], preset) for name, preset in presets.items()]
+    cases += [(["--preset", "none"], {})] if presets else [([], {})]
+    for flags, preset in cases:
+        with pytest.raises(SystemExit) as stop:
+            module.main([*flags, "--help"])
+        text = capsys.readouterr().out
+        assert stop.value.code == 0
+        for field in module.Args.__dataclass_fields__.values():
+            flag = f"--{field.name.replace('_', '-')}"
+            shown = re.search(rf"^\W  ?{flag}[ ,].*?\(default: (.*?)\)\W*\n", text, re.S | re.M)
+            assert shown, flag
+            if field.name not in ("env_id", "mask_velocity"):  # which name the preset
+                value = preset.get(field.name, field.default)
+                expected = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+                assert shown[1] == expected, (flags, flag, shown[0])
 
 
 @pytest.mark.parametrize("script", RUNS)
