@@ -74,7 +74,6 @@ def test_replay_repeats_acting_so_the_first_ratio_is_one(script, flags):
     initial, obs, action, logprob, value, _ = rollout(agent, final)
     if flags.get("ablate_memory"):
         initial = torch.zeros_like(initial)
-        initial, obs, action, logprob, value = (x for x in (initial, obs, action, logprob, value))
     new_logprob, entropy, new_value = agent.evaluate_actions(obs, initial, final, action)
     first = 1 if flags.get("ablate_memory") else 0  # the fixture's made-up first state is no ablated run's
     valid = ~final[first:]
@@ -203,3 +202,12 @@ def test_a_final_row_never_changes_a_gradient(script):
         ((logprob + entropy + value) * ~final).sum().backward()
         gradients.append([p.grad.clone() for p in agent.parameters() if p.grad is not None])
     assert all(torch.equal(a, b) for a, b in zip(*gradients))
+
+
+@pytest.mark.parametrize("script", having("Agent"))
+def test_a_state_of_nan_does_not_survive_a_reset(script):
+    """`(1 - final) * state` would keep it."""
+    agent = build(script)
+    final = torch.tensor([True, False])
+    state = agent.next_state(torch.full_like(agent.initial_state(2), float("nan")), final)
+    assert (state[:, 0] == 0).all() and state[:, 1].isnan().all() and len(state) >= 1

@@ -73,3 +73,38 @@ def test_the_update_sees_final_rows_with_weight_zero(script, tmp_path, monkeypat
     assert weight.shape == (11, 16)
     assert (weight[10] == 0).all() and (weight[:10] == 1).all()
     assert (ratio[weight > 0] - 1).abs().max() <= 1e-5  # across resets and stored states
+
+
+@pytest.mark.parametrize("memory", ["none", "lstm"])
+@pytest.mark.parametrize("script", ["ppo1_mpi"])
+def test_old_log_probabilities_are_the_behaviour_policys(script, memory, tmp_path, monkeypatch):
+    """ppo1_mpi may compute them behind the rollout: with the statistics that acting had, not with this rollout's."""
+    module, acted, old = MODULES[script], [], {}
+
+    class Watched(module.Agent):
+        def sample(self, distribution):
+            action = super().sample(distribution)
+            acted.append(self.log_prob(distribution, action))
+            return action
+
+    real, calls = module.compute_gae, []
+
+    def watched_loss(logprob, old_logprob, advantages, weight, clip_coef):
+        old.setdefault(len(calls), old_logprob)
+        return real_loss(logprob, old_logprob, advantages, weight, clip_coef)
+
+    def watched_gae(*inputs):
+        calls.append(None)
+        return real(*inputs)
+
+    real_loss = module.ppo_loss
+    monkeypatch.setattr(module, "Agent", Watched)
+    monkeypatch.setattr(module, "ppo_loss", watched_loss)
+    monkeypatch.setattr(module, "compute_gae", watched_gae)
+    args = module.Args(env_id="BoxTenSteps-v0", num_envs=3, num_steps=32, num_minibatches=1, update_epochs=1, memory=memory,
+                       hidden_size=8, total_timesteps=250, runs_dir=str(tmp_path), run_name="a")  # fmt: skip
+    module.train(args)
+    acted = torch.stack(acted).view(-1, 32 * 3)
+    assert len(acted) == len(old) == 3
+    for number, rows in old.items():  # of a minibatch of all rows, in another order
+        assert (rows.flatten().sort()[0] - acted[number - 1].sort()[0]).abs().max() <= 1e-5

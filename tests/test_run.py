@@ -354,3 +354,13 @@ def test_play_prints_returns_and_films(script, run_script, tmp_path):
     filmed = run_script(script, "--play", "runs/a", "--eval-episodes", "2", "--capture-video")
     assert filmed.stdout == shown.stdout  # same seed, same episodes
     assert len(list((tmp_path / "runs/a/videos").glob("*.mp4"))) == 2
+
+
+def test_the_rank_of_torchrun_is_not_the_local_rank(monkeypatch):
+    """The second process of the second machine of two."""
+    module, joined = MODULES["rppo_gru_atari"], []
+    for name, value in ("RANK", 3), ("WORLD_SIZE", 4), ("LOCAL_RANK", 1):
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *inputs, **options: joined.append(inputs))
+    rank, world, device = module.join_processes(module.Args())
+    assert (rank, world, device.type) == (3, 4, "cpu") and joined == [("gloo",)]

@@ -5,7 +5,7 @@ The tests are a pytest file and a -k expression. `python tests/mutants/run.py` t
 
 L, C, G, M, T = "rppo_lstm", "rppo_continuous", "rppo_gru_atari", "ppo1_mpi", "trpo"
 GAE, REC, AGENT, RUN = "test_mathematics.py", "test_recurrence.py", "test_agent.py", "test_run.py"
-CONTINUOUS = "test_continuous.py"
+CONTINUOUS, VARIANTS = "test_continuous.py", "test_variants.py"
 
 MUTANTS = [
     # Advantages and returns
@@ -57,6 +57,8 @@ MUTANTS = [
     (L, "a nan reward trains on", '("reward", rewards)', '("reward", rewards[:0])', RUN, "faults"),
     (L, "truncation bootstrapped after the state was zeroed", "actions[t], logprobs[t], values[t], state = agent.act(row, state)", "actions[t], logprobs[t], values[t], state = agent.act(row, agent.next_state(state, torch.from_numpy(final[t])))", "test_rollout.py", "rows_states"),
     (L, "velocities of the wrong entries", '"CartPole": [1, 3]', '"CartPole": [0, 2]', "test_envs.py", "poc or velocity"),
+    (L, "a state of NaN survives a reset", "return state.where(~final[:, None], 0.0)", "return state * ~final[:, None]", AGENT, "nan"),
+    (L, "the stepsize is annealed by finished episodes", 'progress = run["global_step"] / args.total_timesteps', 'progress = min(1, run["episodes"] / args.total_timesteps)', VARIANTS, "one_rank and rppo_lstm"),
     # Gaussian actions, gSDE, running normalisation
     (C, "the clipped action is stored", "action = mean + std * torch.randn_like(mean)", "action = (mean + std * torch.randn_like(mean)).clamp(-2, 2)", CONTINUOUS, "unclipped"),
     (C, "the action is played unclipped", "array.clip(self.low, self.high)", "array", CONTINUOUS, "clipped_or_rescaled"),
@@ -74,6 +76,7 @@ MUTANTS = [
     (C, "statistics count a rollout's last row twice", "b_obs[0][:T][valid]", "b_obs[0].flatten(0, 1)", CONTINUOUS, "numpys"),
     (C, "observations are not clipped", "vector.clamp(-10, 10)", "vector", CONTINUOUS, "every_row"),
     (C, "statistics are not saved", 'self.register_buffer(name, torch.full(shape, value, dtype=torch.float64))', 'self.register_buffer(name, torch.full(shape, value, dtype=torch.float64), persistent=False)', CONTINUOUS, "numpys or resumed"),
+    (C, "statistics move in evaluation", "state = self.initial_state(len(row[0])) if state is None else state\n", "state = self.initial_state(len(row[0])) if state is None else state\n        self.obs_stats.update(row[0])\n", CONTINUOUS, "freeze"),
     # The GRU, Atari, data parallelism
     (G, "the token leaves the update gate open", "torch.tensor([1.0, 1.0, 0.0]).repeat", "torch.tensor([1.0, 0.0, 0.0]).repeat", REC, "fused"),
     (G, "the reset gate is left open, so its bias speaks", "torch.tensor([1.0, 1.0, 0.0]).repeat", "torch.tensor([0.0, 1.0, 0.0]).repeat", REC, "fused"),
@@ -83,6 +86,9 @@ MUTANTS = [
     (G, "the clipped reward is logged for the score", "episode_return += rewards[t]", "episode_return += np.sign(rewards[t])", "test_atari.py", "scores"),
     (G, "rewards are not clipped", "b_rewards = b_rewards.sign()", "b_rewards = b_rewards * 1.0", "test_atari.py", "scores"),
     (G, "gradients are averaged without regard to the rows of each process", " * share).backward()", " * 1.0).backward()", "test_atari.py", "processes_take"),
+    (G, "seeds of two processes' environments overlap", "seed += rank * N", "seed += rank", "test_atari.py", "processes_take"),
+    (G, "a process stops early on its own KL", "if args.target_kl is not None and losses[-1][3] > 1.5", "if args.target_kl is not None and approx_kl > 1.5", "test_atari.py", "stops_both"),
+    (G, "the rank is the local one", '("RANK", "WORLD_SIZE", "LOCAL_RANK")', '("LOCAL_RANK", "WORLD_SIZE", "LOCAL_RANK")', RUN, "local_rank"),
     # TRPO
     (T, "the KL is averaged over action dimensions", "+ (std**2 + (mean - new_mean) ** 2) / (2 * new_std**2) - 0.5).sum(-1)", "+ (std**2 + (mean - new_mean) ** 2) / (2 * new_std**2) - 0.5).mean(-1)", "test_trpo.py", "kl_log"),
     (T, "the KL is the other way round", "(old[0].exp() * (old[0] - new[0]))", "(new[0].exp() * (new[0] - old[0]))", "test_trpo.py", "kl_log"),
@@ -92,6 +98,7 @@ MUTANTS = [
     (T, "conjugate directions forget the past", "direction = residual + norm / previous * direction", "direction = residual", "test_trpo.py", "dense"),
     (T, "a step that makes things worse is accepted", "if kl < target_kl and 0 < improvement < float(\"inf\"):", "if kl < target_kl:", "test_trpo.py", "line_search or as_before"),
     (T, "the trust region is ignored", "if kl < target_kl and 0 < improvement < float(\"inf\"):", "if 0 < improvement < float(\"inf\"):", "test_trpo.py", "line_search"),
+    (T, "final rows are in the Fisher matrix", "rows = weight / weight.sum()", "rows = torch.ones_like(weight) / weight.numel()", "test_trpo.py", "fisher_vector"),
     # PPO1 over MPI
     (M, "gradients are summed and not averaged", "    mean /= comm.size\n", "", "test_mpi.py", "union or gathered"),
     (M, "statistics of one rank", "comm.Allreduce(local.numpy(), total.numpy())", "total.copy_(local)", "test_mpi.py", "gathered"),
@@ -100,4 +107,12 @@ MUTANTS = [
     (M, "ranks are never compared", "if not all(synced):", "if False:", "test_mpi.py", "out_of_step"),
     (M, "steps of one rank are counted", "steps, returned, lengths = (sum(column[1:], column[0]) for column in zip(*gathered))", "steps, returned, lengths = gathered[0]", "test_mpi.py", "a_resumed_job_is_the_one_never_stopped"),
     (M, "every rank has the same seed", "rank_seed = args.seed + 10_000 * rank", "rank_seed = args.seed", "test_mpi.py", "resumed or seed"),
+    (M, "a rank stops early on its own KL", "losses[-1][3] > 1.5 * args.target_kl", "approx_kl > 1.5 * args.target_kl", "test_mpi.py", "stops_early"),
+    (M, "annealing by finished episodes", 'run["global_step"] / args.total_timesteps)', 'min(1, run["episodes"] / args.total_timesteps))', "test_mpi.py", "schedule_multiplies"),
+    (M, "final rows are trained on", "valid.to(advantages.dtype)", "torch.ones_like(advantages)", VARIANTS, "one_rank"),
+    (M, "truncations are terminations", "compute_gae(b_rewards, values, b_terminated,", "compute_gae(b_rewards, values, done,", VARIANTS, "one_rank"),
+    (M, "sequences start from zeros", "states[t // seq_len] = state", "states[t // seq_len] = 0 * state", VARIANTS, "one_rank"),
+    (M, "the value loss has a half", "v_loss = weighted_mean(", "v_loss = 0.5 * weighted_mean(", VARIANTS, "one_rank"),
+    (M, "minibatches read (N, T) for (T, N)", "which, env = sequences // N, sequences % N", "which, env = sequences % len(starts), sequences // len(starts) * 0", VARIANTS, "one_rank"),
+    (M, "old log-probabilities are of statistics that acting had not", "        valid, done = ~b_final[:T], b_terminated | b_truncated\n", "        valid, done = ~b_final[:T], b_terminated | b_truncated\n        agent.obs_stats.update(b_obs[0][:T][valid], comm)\n        logprobs, _, values = (x.detach() for x in agent.evaluate_actions(b_obs, state, b_final, actions))\n", "test_rollout.py", "behaviour"),
 ]  # fmt: skip
