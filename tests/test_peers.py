@@ -1,5 +1,6 @@
 """The same weights and data through stable-baselines3, sb3-contrib and ours (extra `peers`)."""
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -7,9 +8,12 @@ from conftest import MODULES, awkward_ends, having
 from gymnasium import spaces
 
 pytest.importorskip("sb3_contrib")
+from sb3_contrib import RecurrentPPO  # noqa: E402
 from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy  # noqa: E402
 from sb3_contrib.common.recurrent.type_aliases import RNNStates  # noqa: E402
+from stable_baselines3 import PPO  # noqa: E402
 from stable_baselines3.common.buffers import RolloutBuffer  # noqa: E402
+from stable_baselines3.common.vec_env import DummyVecEnv  # noqa: E402
 
 OBS, LSTM_SCRIPTS = spaces.Box(-1, 1, (3,), np.float32), ["rppo_lstm"]
 ACTIONS = {"rppo_lstm": spaces.Discrete(4)}
@@ -89,21 +93,100 @@ def test_gae_agrees_with_stable_baselines3(script):
     assert np.abs(ours.numpy() - buffer.advantages).max() <= 1e-5
 
 
-@pytest.mark.parametrize("script", having("ppo_loss", "value_loss"))
-def test_ppo_loss_agrees_with_stable_baselines3(script):
-    """The formulas of stable-baselines3's PPO.train (2.x), on rows that all count."""
-    module = MODULES[script]
+class TenRows(gym.Env):
+    """Episodes of ten steps whose observations and rewards are random."""
+
+    observation_space = OBS
+
+    def __init__(self, action_space):
+        self.action_space = action_space
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.np_random.uniform(-1, 1, 3).astype(np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        obs = self.np_random.uniform(-1, 1, 3).astype(np.float32)
+        return obs, float(self.np_random.normal()), self.steps == 10, False, {}
+
+
+@pytest.mark.parametrize("script,space", [
+    ("rppo_lstm", spaces.Discrete(4)), ("rppo_continuous", spaces.Box(-1, 1, (2,), np.float32)),
+    ("ppo1_mpi", spaces.Discrete(4)), ("ppo1_mpi", spaces.Box(-1, 1, (2,), np.float32)),
+], ids=str)  # fmt: skip
+def test_the_losss_gradient_is_that_of_their_train(script, space, monkeypatch):
+    """One update by stable-baselines3's PPO.train, or sb3-contrib's RecurrentPPO.train with its padded sequences, on a
+    rollout of 3 x 30 rows with two resets in it, far enough from the old policy for many ratios to be clipped."""
+    module, recurrent, T, N = MODULES[script], script != "ppo1_mpi", 30, 3
+    net = {"net_arch": [8], "lstm_hidden_size": 6} if recurrent else {"net_arch": [8]}
+    # Their value loss has no 1/2, nor has ppo1_mpi's.
+    coefficients = {"ent_coef": 0.01, "vf_coef": 0.5}
+    peer = (RecurrentPPO if recurrent else PPO)(
+        "MlpLstmPolicy" if recurrent else "MlpPolicy", DummyVecEnv([lambda: TenRows(space)] * N), n_steps=T, seed=1,
+        batch_size=T * N, n_epochs=1, normalize_advantage=False, max_grad_norm=1e9, policy_kwargs=net, device="cpu",
+        **coefficients,
+    )  # fmt: skip
+    with monkeypatch.context() as patch:
+        patch.setattr(peer, "train", lambda: None)
+        peer.learn(T * N)  # fills the buffer
+    buffer, theirs = peer.rollout_buffer, peer.policy
+    if recurrent:
+        flags = {"encoder_sizes": (), "head_sizes": (8,), "hidden_size": 6, "critic": "separate"}
+    else:
+        flags = {"encoder_sizes": (8,)}
+    flags |= {"norm_obs": False} if "norm_obs" in module.Args.__dataclass_fields__ else {}
+    ours = module.Agent(OBS, space, module.Args(**flags))
+    policy, value = theirs.mlp_extractor.policy_net[0], theirs.mlp_extractor.value_net[0]
+    if recurrent:
+        pairs = {"actor.0": policy, "actor.2": theirs.action_net, "critic.0": value, "critic.2": theirs.value_net}
+    else:
+        pairs = {"encoders.0.mlp.0": policy, "actor.0": theirs.action_net, "encoders.1.mlp.0": value,
+                 "critic.0": theirs.value_net}  # fmt: skip
+    names = {f"{name}.{kind}": getattr(layer, kind) for name, layer in pairs.items() for kind in ("weight", "bias")}
+    for memory, lstm in [("memory", "lstm_actor"), ("critic_memory", "lstm_critic")] if recurrent else []:
+        lstm = getattr(theirs, lstm)
+        names |= {f"{memory}.cells.0.{name.removesuffix('_l0')}": p for name, p in lstm.named_parameters()}
+    if isinstance(space, spaces.Box):
+        names["log_std"] = theirs.log_std
+    parameters = dict(ours.named_parameters())
+    assert parameters.keys() == names.keys()
     torch.manual_seed(0)
-    log_prob, old_log_prob, advantages, values, old_values, returns = torch.randn(6, 64)
-    ratio = torch.exp(log_prob - old_log_prob)
-    policy_loss_1 = advantages * ratio
-    policy_loss_2 = advantages * torch.clamp(ratio, 1 - 0.2, 1 + 0.2)
-    reference = -torch.min(policy_loss_1, policy_loss_2).mean()
-    log_ratio = log_prob - old_log_prob
-    reference_kl = torch.mean((torch.exp(log_ratio) - 1) - log_ratio)
-    loss, kl, clipped = module.ppo_loss(log_prob, old_log_prob, advantages, torch.ones(64), 0.2)
-    assert loss.item() == pytest.approx(reference.item(), abs=1e-6)
-    assert kl.item() == pytest.approx(reference_kl.item(), rel=1e-5)
-    assert clipped.item() == pytest.approx((torch.abs(ratio - 1) > 0.2).float().mean().item(), abs=1e-6)
-    mse = torch.nn.functional.mse_loss(returns, values)  # sb3 has no 1/2, so its vf_coef 0.5 is our 1.0
-    assert module.value_loss(values, old_values, returns, torch.ones(64), None).item() == pytest.approx(0.5 * mse.item(), abs=1e-6)
+    with torch.no_grad():
+        for name, parameter in names.items():
+            parameter.add_(0.4 * torch.randn_like(parameter))
+            parameters[name].copy_(parameter)
+
+    # Their rows, and ours: with an episode's last observation, which theirs has not, in front of the next one's first.
+    last = [10, 21] if recurrent else []
+    rows = [t for t in range(T + len(last)) if t not in last]
+    final = torch.zeros(T + len(last), N, dtype=torch.bool)
+    final[last] = True
+    columns = []
+    for name in "observations", "actions", "advantages", "returns", "log_probs":
+        x = torch.from_numpy(getattr(buffer, name).copy())
+        columns.append(x.new_full((len(final), *x.shape[1:]), 0.5))
+        columns[-1][rows] = x
+    obs, action, advantages, returns, old_logprob = columns
+    action = action.view(*final.shape, -1)
+    assert np.flatnonzero(buffer.episode_starts[:, 0]).tolist() == [0, 10, 20]
+    monkeypatch.setattr(np.random, "randint", lambda *_: 0)  # where RecurrentPPO cuts one sequence in two
+    peer.train()
+    assert 0.2 < peer.logger.name_to_value["train/clip_fraction"] < 0.9
+
+    action = action if isinstance(space, spaces.Box) else action.long()
+    logprob, entropy, value = ours.evaluate_actions([obs], ours.initial_state(N), final, action)
+    weight = (~final).float()
+    policy_loss = module.ppo_loss(logprob, old_logprob, advantages, weight, 0.2)[0]
+    if recurrent:
+        v_loss = 2 * module.value_loss(value, value.detach(), returns, weight, None)
+    else:
+        v_loss = module.weighted_mean((value - returns) ** 2, weight)
+    mean_entropy = module.weighted_mean(entropy, weight)
+    (policy_loss + coefficients["vf_coef"] * v_loss - coefficients["ent_coef"] * mean_entropy).backward()
+    assert policy_loss.item() == pytest.approx(peer.logger.name_to_value["train/policy_gradient_loss"], abs=1e-6)
+    assert v_loss.item() == pytest.approx(peer.logger.name_to_value["train/value_loss"], rel=1e-5)
+    for name, parameter in names.items():
+        assert parameter.grad.abs().max() > 1e-4
+        assert (parameters[name].grad - parameter.grad).abs().max() <= 1e-6 * max(1.0, parameter.grad.abs().max()), name
