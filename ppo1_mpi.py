@@ -113,7 +113,7 @@ PRESETS: dict[str, dict[str, Any]] = {  # by name of a preset, or for an environ
     "humanoid": {"total_timesteps": 50_000_000, "num_steps": 2048, "num_minibatches": 32, "update_epochs": 10,
                  "learning_rate": 1e-4, "ent_coef": 0.0, "clip_coef": 0.1, "reward_scale": 0.1,
                  "schedule": "constant"},
-    "CartPole-v1": {"total_timesteps": 25_000},
+    "CartPole-v1": {"total_timesteps": 25_000, "norm_obs": False, "pretrain_epochs": 30},
     "CartPoleNoVel-v1": {"total_timesteps": 100_000, "memory": "lstm"},
 }  # fmt: skip
 MUJOCO = "Ant HalfCheetah Hopper InvertedDoublePendulum InvertedPendulum Pusher Reacher Swimmer Walker2d"
@@ -298,12 +298,13 @@ class RowPolicy:
         self.relu = any(isinstance(layer, nn.ReLU) for layer in layers)
         linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
         self.layers = [(layer.weight.detach().numpy().T, layer.bias.detach().numpy()) for layer in linear]
-        self.norm_obs, self.stats = agent.norm_obs, agent.obs_stats
+        self.norm_obs = agent.norm_obs
+        self.mean, self.std = agent.obs_stats.mean.numpy(), agent.obs_stats.std.numpy()
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Observation (N, n) -> the actor's outputs (N, ...)."""
         if self.norm_obs:
-            x = ((x - self.stats.mean.numpy()) / self.stats.std.numpy()).clip(-5, 5)
+            x = ((x - self.mean) / self.std).clip(-5, 5)
         for weight, bias in self.layers[:-1]:
             x = x @ weight + bias
             x = np.maximum(x, 0) if self.relu else np.tanh(x)
@@ -396,10 +397,6 @@ class Agent(nn.Module):
             zeros = state.new_zeros(len(state), final.numel(), self.args.hidden_size)
             return memory(x.flatten(0, 1)[None], zeros, final.view(1, -1)).view(*final.shape, -1)
         return memory(x, state, final)
-
-    def logits(self, obs: list[Tensor]) -> Tensor:
-        """The actor's outputs (..., n) without a memory."""
-        return self.actor(self.encoders[0](self.normalize_obs(obs)))
 
     def head(self, latent: Tensor) -> Tensor:
         """The memory's output (..., H), or features -> the log-probability of every choice (..., K, A), or
@@ -908,9 +905,10 @@ def train(args: Args) -> Agent:
                     actions[t], logprobs[t], values[t], state = agent.act(row, state)
                     if final[t].any():
                         state = agent.next_state(state, torch.from_numpy(final[t]))
-                else:  # what can wait is computed behind the loop, for all rows at once
-                    logits = torch.from_numpy(policy(obs[0][t])) if policy else agent.logits(row)
-                    actions[t] = agent.sample(agent.normalize_logits(logits))
+                elif policy:  # what can wait is computed behind the loop, for all rows at once
+                    actions[t] = agent.sample(agent.normalize_logits(torch.from_numpy(policy(obs[0][t]))))
+                else:
+                    actions[t] = agent.sample(agent.head(agent.encode(row)[0]))
                 where = f"row {t} of iteration {run['iteration']}"
                 raw, rewards[t], terminated[t], truncated[t], info = attempt(
                     where, envs.step, agent.to_env(actions[t])
@@ -968,8 +966,8 @@ def train(args: Args) -> Agent:
             mean_entropy = weighted_mean(entropy, weight)
             local.zero_()
             (policy_loss + args.vf_coef * v_loss - args.ent_coef * mean_entropy).backward()
-            for i, loss in enumerate((policy_loss, v_loss, mean_entropy, approx_kl, clipfrac), len(flat)):
-                local[i] = loss.detach()
+            with torch.no_grad():
+                local[len(flat) :] = torch.stack([policy_loss, v_loss, mean_entropy, approx_kl, clipfrac])
             average(comm, local, mean)
             if not mean.isfinite().all():  # on every rank, as all have the same mean
                 finite = comm.allgather(bool(local.isfinite().all()))
@@ -1036,10 +1034,10 @@ def train(args: Args) -> Agent:
 
 # --- Command line -------------------------------------------------------------------------------------------
 
-def parse_args(argv: list[str]) -> Args:
+def parse_args(argv: list[str], rank: int = 0) -> Args:
     """Flags over the defaults, which are those of the run to resume or play, or the environment's preset."""
-    known = [flag for flag in argv if flag not in ("-h", "--help")]
-    early, _ = tyro.cli(Args, args=known, return_unknown_args=True)
+    known, speaks = [flag for flag in argv if flag not in ("-h", "--help")], rank == 0
+    early, _ = tyro.cli(Args, args=known, return_unknown_args=True, console_outputs=speaks)
     name = early.env_id.replace("-", "NoVel-") if early.mask_velocity else early.env_id
     name = FAMILIES.get(re.split("[-/]", name)[0], name) if early.preset == "auto" else early.preset
     preset = PRESETS.get(name, {})
@@ -1051,7 +1049,7 @@ def parse_args(argv: list[str]) -> Args:
         saved = load(early.play)["args"]
     else:
         saved = preset
-    args = tyro.cli(Args, args=argv, default=Args(**saved), description=__doc__)
+    args = tyro.cli(Args, args=argv, default=Args(**saved), description=__doc__, console_outputs=speaks)
     if "NoVel-" in args.env_id:
         args.env_id, args.mask_velocity = args.env_id.replace("NoVel-", "-"), True
     if args.env_id != saved.get("env_id", args.env_id):
@@ -1069,8 +1067,11 @@ def main(argv: list[str] | None = None) -> None:
     try:
         comm = communicator()
         sys.stdout = sys.stdout if comm.rank == 0 else open(os.devnull, "w")
-        args = parse_args(sys.argv[1:] if argv is None else argv)
-        play(args) if args.play else train(args)
+        args = parse_args(sys.argv[1:] if argv is None else argv, comm.rank)
+        if not args.play:
+            train(args)
+        elif comm.rank == 0:
+            play(args)
     except ArgumentError as error:
         code, what = 2, f"error: {error}"
     except (TrainingError, OSError) as error:

@@ -50,7 +50,7 @@ def mpiexec(ranks: int, *words) -> str:
 def ours(ranks: int, steps: int) -> float:
     """SPS of all ranks together."""
     with tempfile.TemporaryDirectory() as folder:
-        mpiexec(ranks, ROOT / "ppo1_mpi.py", "--env-id", "CartPole-v1", "--total-timesteps", ranks * steps,
+        mpiexec(ranks, ROOT / "ppo1_mpi.py", "--env-id", "CartPole-v1", "--preset", "none", "--total-timesteps", ranks * steps,
                 "--checkpoint-every", 10**6, "--runs-dir", folder, "--run-name", "w4")  # fmt: skip
         return json.loads(Path(folder, "w4", "result.json").read_text())["sps"]
 

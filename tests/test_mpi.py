@@ -173,8 +173,9 @@ def test_a_fault_of_one_rank_ends_the_job_with_that_ranks_message(how, words, sp
 
 @pytest.mark.slow
 def test_wrong_flags_are_answered_once(tmp_path):
-    done = mpiexec(3, SCRIPT, "--num-minibatches", "7", cwd=tmp_path)
-    assert done.returncode == 2 and done.stderr.count("must divide the 256 rows") == 1
+    for words, message in ("--num-minibatches 7", "must divide the 256 rows"), ("--nonsense 7", "Unrecognized options: "):
+        done = mpiexec(3, SCRIPT, *words.split(), cwd=tmp_path)
+        assert done.returncode == 2 and done.stderr.count(message) == 1, done.stderr
     assert not (tmp_path / "runs").exists()
 
 
@@ -334,7 +335,7 @@ def test_the_row_policy_is_the_agents_also_after_an_update(activation, actions):
     policy = module.RowPolicy(agent)
     for _ in range(2):
         obs = torch.randn(4, 3)
-        ours, theirs = torch.from_numpy(policy(obs.numpy())), agent.logits([obs])
+        ours, theirs = torch.from_numpy(policy(obs.numpy())), agent.actor(agent.encode([obs])[0])
         assert ours.dtype == torch.float32 and (ours - theirs).abs().max() <= 1e-6 * (1 + theirs.abs().max())
         with torch.no_grad():
             flat.add_(torch.randn_like(flat) * 0.3)
@@ -435,6 +436,8 @@ def test_presets_by_name_and_by_environment():
         ("--env-id Pendulum-v1 --preset mujoco --update-epochs 3", {"num_steps": 2048, "update_epochs": 3}),
         ("--env-id Hopper-v5 --preset none", {"num_steps": 256, "learning_rate": 1e-3, "num_minibatches": 4,
                                               "update_epochs": 4, "gamma": 0.99, "gae_lambda": 0.95}),
+        ("--env-id CartPole-v1", {"total_timesteps": 25_000, "norm_obs": False, "pretrain_epochs": 30, "num_steps": 256}),
+        ("--env-id CartPole-v1 --preset none", {"norm_obs": True, "pretrain_epochs": 10, "learning_rate": 1e-3}),
         ("--env-id CartPoleNoVel-v1", {"memory": "lstm", "mask_velocity": True, "env_id": "CartPole-v1"}),
     ]:  # fmt: skip
         args = vars(module.parse_args(flags.split()))
@@ -461,6 +464,6 @@ def test_twenty_episodes_of_an_expert_make_another_before_any_reinforcement_lear
     recorder = module.Recorder(module.make_envs(module.Args(), 1))
     assert module.evaluate(Controller(), recorder, 20, seed=0) == [500.0] * 20
     recorder.save("expert.npz")
-    flags = "--pretrain expert.npz --pretrain-epochs 30 --total-timesteps 0 --run-name cloned --eval-episodes 20"
+    flags = "--env-id CartPole-v1 --pretrain expert.npz --total-timesteps 0 --run-name cloned --eval-episodes 20"
     module.main([*flags.split(), "--seed", str(seed)])
     assert json.loads((tmp_path / "runs/cloned/result.json").read_text())["eval_mean_return"] >= 475
