@@ -131,7 +131,9 @@ def test_every_space(observations, actions, flags):
     agent = build(SCRIPT, OBSERVATION_SPACES[observations], CONTINUOUS_ACTIONS[actions], **flags)
     initial, obs, action, logprob, value, _ = rollout(agent, final)
     new_logprob, entropy, new_value = agent.evaluate_actions(obs, initial, final, action)
-    assert ((new_logprob - logprob)[~final].exp() - 1).abs().max() <= 1e-4
+    # A CNN's features are large, and so are the roundings of a batch of another size.
+    tolerance = 5e-5 if observations.startswith(("image", "dict")) else 1e-5
+    assert ((new_logprob - logprob)[~final].exp() - 1).abs().max() <= tolerance
     assert (new_value - value)[~final].abs().max() <= 1e-5
     assert entropy.shape == logprob.shape == final.shape
     assert batch_space(agent.action_space, 6).contains(agent.to_env(action[0]))
@@ -309,7 +311,7 @@ def test_old_log_probabilities_are_the_behaviour_policys(flags, tmp_path, monkey
 
     monkeypatch.setattr(module, "ppo_loss", loss)
     agent = train(tmp_path, update_epochs=1, **flags)
-    assert len(ratios) >= 4 and max(ratios) <= 1e-4
+    assert len(ratios) >= 4 and max(ratios) <= 1e-5
     assert agent.obs_stats.count.min() > 100
 
 
