@@ -1,9 +1,10 @@
 """Tries every mutant in a copy of the repository: python tests/mutants/run.py [SCRIPT ...]. Exits 1 if one survives.
 
-Each is tried by the tests that mutants.py names for it, in a process forked from this one. What caught which is written into
-benchmarks/results/mutants.json, for the scripts that were tried.
+Each is tried by the tests that mutants.py names for it, in a process forked from this one. Which test caught which is written
+into benchmarks/results/mutants.json.
 """
 
+import fcntl
 import importlib
 import json
 import os
@@ -18,7 +19,7 @@ from mutants import MUTANTS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "mutants.json"
-SECONDS = 240  # a mutant may make a job of several processes hang, whose tests have time limits of their own
+SECONDS = 900  # a mutant may make a job of several processes hang, whose tests have time limits of their own
 
 
 class FirstFailure:
@@ -54,30 +55,31 @@ def main() -> int:
     for module in "torch._dynamo", "torch.utils.tensorboard", "gymnasium", "hypothesis", "tyro", "tqdm":
         importlib.import_module(module)
     sys.dont_write_bytecode = True  # two versions of a file within one second would be taken for one
-    scripts = sys.argv[1:] or sorted({script for script, *_ in MUTANTS})
+    tried = [mutant for mutant in MUTANTS if len(sys.argv) < 2 or mutant[0] in sys.argv[1:]]
     survived = 0
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder, "repo")
         ignored = shutil.ignore_patterns(".git", "runs", "site", "docs", "benchmarks", "__pycache__", ".hypothesis")
         shutil.copytree(ROOT, copy, ignore=ignored)
-        for script in scripts:
-            caught = {}
+        for script, what, text, bug, file, expression in tried:
             path = copy / f"{script}.py"
             original = path.read_text()
-            for _, what, text, bug, file, expression in (m for m in MUTANTS if m[0] == script):
-                assert text in original, f"{script}: {what}: the text is not there: {text}"
-                path.write_text(original.replace(text, bug))
-                # A test file of one script only has no parameter of that name.
-                own = Path(file).stem.removeprefix("test_") in (*script.split("_"), "variants")
-                caught[what] = first_failure(copy, file, expression if own else f"({expression}) and {script}")
-                print(f"{'caught  ' if caught[what] else 'SURVIVED'}  {script}: {what}: {caught[what]}", flush=True)
+            assert text in original, f"{script}: {what}: the text is not there: {text}"
+            path.write_text(original.replace(text, bug))
+            # A test file of one script only has no parameter of that name.
+            own = Path(file).stem.removeprefix("test_") in (*script.split("_"), "variants")
+            by = first_failure(copy, file, expression if own else f"({expression}) and {script}")
             path.write_text(original)
-            number = sum(map(bool, caught.values()))
-            print(f"{script}: {number} of {len(caught)} mutants caught", flush=True)
-            survived += len(caught) - number
-            results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-            results[script] = {"tried": len(caught), "caught": number, "by": caught}
-            RESULTS.write_text(json.dumps(dict(sorted(results.items())), indent=1) + "\n")
+            print(f"{'caught  ' if by else 'SURVIVED'}  {script}: {what}: {by}", flush=True)
+            survived += by is None
+            with open(RESULTS, "a+") as results:  # which runs of other scripts may write, too
+                fcntl.flock(results, fcntl.LOCK_EX)
+                results.seek(0)
+                caught_by = json.loads(results.read() or "{}")
+                caught_by.setdefault(script, {})[what] = by
+                results.truncate(0)
+                results.write(json.dumps(caught_by, indent=1, sort_keys=True) + "\n")
+    print(f"{len(tried) - survived} of {len(tried)} mutants caught")
     return bool(survived)
 
 
