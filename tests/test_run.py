@@ -359,9 +359,10 @@ def test_play_prints_returns_and_films(script, run_script, tmp_path):
     assert len(list((tmp_path / "runs/a/videos").glob("*.mp4"))) == 2
 
 
-def test_the_rank_of_torchrun_is_not_the_local_rank(monkeypatch):
+@pytest.mark.parametrize("script", ["rppo_gru_atari"])
+def test_the_rank_of_torchrun_is_not_the_local_rank(script, monkeypatch):
     """The second process of the second machine of two."""
-    module, joined = MODULES["rppo_gru_atari"], []
+    module, joined = MODULES[script], []
     for name, value in ("RANK", 3), ("WORLD_SIZE", 4), ("LOCAL_RANK", 1):
         monkeypatch.setenv(name, str(value))
     monkeypatch.setattr(torch.distributed, "init_process_group", lambda *inputs, **options: joined.append(inputs))
