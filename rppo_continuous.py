@@ -221,7 +221,7 @@ def nature_cnn(channels: int, height: int, width: int) -> nn.Sequential:
     """Images (M, C, height, width), scaled to [0, 1] -> features (M, 512) (Mnih et al. 2015)."""
     layers: list[nn.Module] = []
     for filters, kernel, stride in (32, 8, 4), (64, 4, 2), (64, 3, 1):
-        layers += [init(nn.Conv2d(channels, filters, kernel, stride)), nn.ReLU()]
+        layers += [init(nn.Conv2d(channels, filters, kernel, stride)), nn.ReLU(inplace=True)]
         channels, height, width = filters, (height - kernel) // stride + 1, (width - kernel) // stride + 1
     return nn.Sequential(*layers, nn.Flatten(), init(nn.Linear(channels * height * width, 512)), nn.ReLU())
 

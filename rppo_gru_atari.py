@@ -172,7 +172,8 @@ def make_env(args: Args, render_mode: str | None, video_dir: Path | None) -> gym
 def make_envs(args: Args, num_envs: int, render_mode: str | None = None, video_dir: Path | None = None):
     """num_envs games as one VectorEnv. Raises ArgumentError where the environment cannot be had."""
     if not args.env_id.startswith("ALE/"):
-        raise ArgumentError(f"--env-id {args.env_id}: not an Atari game like ALE/Pong-v5; use rppo_lstm.py")
+        why = "use rppo_lstm.py, or rppo_continuous.py if its actions are continuous"
+        raise ArgumentError(f"--env-id {args.env_id}: not an Atari game like ALE/Pong-v5; {why}")
     try:
         import ale_py  # registers its environments
         ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # no banner
@@ -215,7 +216,7 @@ def nature_cnn(channels: int, height: int, width: int) -> nn.Sequential:
     """Images (M, C, height, width), scaled to [0, 1] -> features (M, 512) (Mnih et al. 2015)."""
     layers: list[nn.Module] = []
     for filters, kernel, stride in (32, 8, 4), (64, 4, 2), (64, 3, 1):
-        layers += [init(nn.Conv2d(channels, filters, kernel, stride)), nn.ReLU()]
+        layers += [init(nn.Conv2d(channels, filters, kernel, stride)), nn.ReLU(inplace=True)]
         channels, height, width = filters, (height - kernel) // stride + 1, (width - kernel) // stride + 1
     return nn.Sequential(*layers, nn.Flatten(), init(nn.Linear(channels * height * width, 512)), nn.ReLU())
 
@@ -554,8 +555,8 @@ def check_args(args: Args) -> None:
             each = f" in each of {processes} processes" if processes > 1 else ""
             why = f"must divide the {count} sequences of --num-envs {args.num_envs}{each}"
             wrong = [("num_minibatches", why)]
-    if args.cuda and not torch.cuda.is_available():
-        wrong += [("cuda", "torch finds no GPU here")]
+    if args.cuda and torch.cuda.device_count() <= int(os.environ.get("LOCAL_RANK", 0)):
+        wrong += [("cuda", f"torch finds {torch.cuda.device_count()} GPUs here, and each process needs one")]
     for flag, why in wrong[:1]:
         raise ArgumentError(f"--{flag.replace('_', '-')} {flags[flag]}: {why}")
 
@@ -673,9 +674,10 @@ def train(args: Args) -> Agent:
         valid, done = ~b_final[:T], b_terminated | b_truncated
         if args.clip_rewards:
             b_rewards = b_rewards.sign()
-        gae = compute_gae(b_rewards, values, b_terminated, done, args.gamma, args.gae_lambda)
-        returns, weights = gae + values[:T], valid / copies
-        advantages = normalize(gae, weights) if args.norm_adv == "batch" else gae
+        advantages = compute_gae(b_rewards, values, b_terminated, done, args.gamma, args.gae_lambda)
+        returns, weights = advantages + values[:T], valid / copies
+        if args.norm_adv == "batch":
+            advantages = normalize(advantages, weights)
 
         # --- update: minibatches of whole sequences ---
         progress = run["global_step"] / args.total_timesteps
@@ -722,7 +724,7 @@ def train(args: Args) -> Agent:
         run["episodes"] += len(returned)
         recent.extend(returned)
         sps = run["timed_steps"] / max(run["rollout_seconds"] + run["update_seconds"], 1e-9)
-        unexplained = float(mean_and_var(gae, valid)[1] / mean_and_var(returns, valid)[1])
+        unexplained = float(mean_and_var(returns - values[:T], valid)[1] / mean_and_var(returns, valid)[1])
         names = "policy_loss value_loss entropy approx_kl clipfrac explained_variance".split()
         logs = {f"losses/{name}": x for name, x in zip(names, [*means, 1 - unexplained])}
         logs |= {"charts/learning_rate": learning_rate, "charts/SPS": sps}

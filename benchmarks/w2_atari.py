@@ -3,6 +3,7 @@
     taskset -c 0 python benchmarks/w2_atari.py            # needs the extras `atari` and `peers`; some ten minutes
     taskset -c 0 python benchmarks/w2_atari.py --short    # one repeat of two timed iterations
     python benchmarks/w2_atari.py --sections memory       # peak memory with 64 environments x 128 steps
+    python benchmarks/w2_atari.py --sections cores        # two cores: as two threads, as two processes of torchrun
 
 Breakout, 8 environments x 128 steps, 4 epochs, 4 minibatches of 2 environments' whole rollouts, one grey 84 x 84 frame,
 Nature CNN 512 and one recurrent layer of 128 that actor and critic share. `per-step loop` is ours in float32 with the
@@ -38,7 +39,7 @@ class Options:
     iterations: int = 6  # timed iterations a repeat
     short: bool = False  # one repeat of two iterations
     threads: int = 1  # torch threads of every system
-    sections: tuple[str, ...] = ("speed",)  # speed, memory
+    sections: tuple[str, ...] = ("speed",)  # speed, memory, cores
     out: str | None = None  # file for the figures (JSON)
     memory_of: str | None = None  # used by the memory section, which measures in a process of its own
 
@@ -138,6 +139,18 @@ def peer(threads: int, iterations: int) -> dict[str, float]:
             "cpu_sps": 1024 * iterations / (time.process_time() - cpu)}  # fmt: skip
 
 
+def from_shell(processes: int, threads: int, iterations: int, *flags: str) -> float:
+    """Steps a second of wall time of the script on `processes * threads` cores, under torchrun if there are several."""
+    cores = ",".join(map(str, range(processes * threads)))
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes > 1 else []
+    with tempfile.TemporaryDirectory() as folder:
+        command = ["taskset", "-c", cores, sys.executable, *launcher, str(ROOT / "rppo_gru_atari.py"), *flags,
+                   "--env-id", "ALE/Breakout-v5", "--torch-threads", str(threads), "--runs-dir", folder, "--run-name", "w2",
+                   "--checkpoint-every", "1000000", "--total-timesteps", str(int(1024 * (iterations + 0.5)))]  # fmt: skip
+        subprocess.run(command, capture_output=True, check=True, env={**os.environ, "OMP_NUM_THREADS": str(threads)})
+        return json.loads(Path(folder, "w2", "result.json").read_text())["sps"]
+
+
 def memory(threads: int) -> dict[str, float]:
     """Peak resident memory of a whole process that trains with 64 environments x 128 steps, and after its imports."""
     peak = {}
@@ -183,6 +196,17 @@ def main() -> None:
             for name, sps in of.items():
                 print(f"{kind:7} {name:14} {sps:7,.0f}  {sps / of['sb3-contrib']:.1f} x sb3-contrib   "
                       f"{[round(r[kind]) for r in runs[name]]}", flush=True)  # fmt: skip
+    if "cores" in options.sections:
+        layouts = [(1, 1), (1, 2), (2, 1)]
+        sps: dict[str, list[float]] = {}
+        for _ in range(repeats):
+            for flags in [], ["--amp"]:
+                for layout in layouts:
+                    name = "{} processes x {} threads {}".format(*layout, " ".join(flags)).strip()
+                    sps.setdefault(name, []).append(from_shell(*layout, iterations, *flags))
+        figures["cores"] = {"medians": {name: statistics.median(x) for name, x in sps.items()}, "runs": sps}
+        for name, median in figures["cores"]["medians"].items():
+            print(f"{name:32} {median:7,.0f}   {[round(x) for x in sps[name]]}", flush=True)
     if "memory" in options.sections:
         figures["memory_mib"] = memory(options.threads)
         print("peak memory, MiB:", {name: round(x) for name, x in figures["memory_mib"].items()})

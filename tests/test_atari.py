@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import gymnasium as gym
@@ -253,6 +254,25 @@ def test_amp_is_close_to_float32_and_leaves_memory_and_losses_in_it():
     assert cosine >= 0.999
 
 
+@pytest.mark.parametrize("critic", ["shared", "separate", "none"])
+def test_an_update_makes_no_tensor_on_another_device(critic, monkeypatch):
+    """On the meta device, which refuses operands on the CPU as a GPU does, but has no autocast."""
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
+    space, actions = gym.spaces.Box(0, 255, (1, 84, 84), np.uint8), gym.spaces.Discrete(4)
+    with torch.device("meta"):
+        obs, action = torch.zeros(9, 4, 1, 84, 84, dtype=torch.uint8), torch.zeros(8, 4, dtype=torch.long)
+        final, values, rewards = torch.zeros(9, 4, dtype=torch.bool), torch.zeros(9, 4), torch.zeros(8, 4)
+    agent = rppo.Agent(space, actions, args(critic=critic, hidden_size=8)).to("meta")
+    state = agent.initial_state(4)
+    *outputs, state = agent.act(obs[0], state)
+    state = agent.next_state(state, final[0])
+    advantages, weight = rppo.compute_gae(rewards, values, final[:8], final[1:], 0.99, 0.95), 1.0 * ~final[:8]
+    logprob, entropy, value = agent.evaluate_actions(obs[:8], state, final[:8], action)
+    loss, *_ = rppo.ppo_loss(logprob, rewards, rppo.normalize(advantages, weight), weight, 0.1)
+    (loss + rppo.value_loss(value, values[:8], advantages, weight, 0.1) - rppo.weighted_mean(entropy, weight)).backward()
+    assert {x.device.type for x in [*outputs, state, *(p.grad for p in agent.parameters())]} == {"meta"}
+
+
 def test_normalize_and_moments_are_numpys():
     generator = np.random.default_rng(0)
     x, weight = generator.normal(50, 3, (7, 5)), generator.integers(0, 3, (7, 5)) / 2
@@ -294,6 +314,14 @@ def test_environments_that_processes_cannot_share(flags, expected, monkeypatch, 
         rppo.main(flags.split())
     stderr = capsys.readouterr().err
     assert stop.value.code == 2 and expected in stderr and stderr.count("\n") == 1, stderr
+
+
+def test_every_process_needs_a_gpu_of_its_own(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with pytest.raises(SystemExit) as stop:
+        rppo.main(["--cuda"])
+    assert stop.value.code == 2 and "--cuda True: torch finds 1 GPUs here" in capsys.readouterr().err
 
 
 # --- Processes ----------------------------------------------------------------------------------------------
