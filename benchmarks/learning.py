@@ -85,7 +85,7 @@ def main() -> None:
         else:
             command += [*flags, "--seed", str(seed), "--runs-dir", str(run_dir.parent), "--run-name", run_dir.name]
         started = time.time()
-        if not (run_dir / "result.json").exists():
+        if not (run_dir / "shell_seconds").exists():  # written behind a run that has ended
             done = subprocess.run(command, capture_output=True, text=True)
             if done.returncode:
                 result["seeds"][seed] = {"failed": done.stderr.strip().split("\n")[-1]}

@@ -62,9 +62,9 @@ def train(options: Options, seed: int) -> dict[str, Any]:
     """One seed: evaluation and speed."""
     settings = dict(SETTINGS[options.settings])
     num_envs, linear, normalized = (settings.pop(name, x) for name, x in [("num_envs", 1), ("linear", 0), ("normalize", 0)])
-    if options.env_id.startswith("Swimmer"):
-        settings["gamma"] = 0.9999
     algorithm = TRPO if options.settings == "trpo" else PPO
+    if algorithm is TRPO and options.env_id.startswith("Swimmer"):
+        settings["gamma"] = 0.9999
     envs: Any = make_vec_env(options.env_id, num_envs, seed=seed)
     envs = VecNormalize(envs, gamma=settings.get("gamma", 0.99)) if normalized else envs
     for name in ("learning_rate", "clip_range") if linear else ():  # sb3 calls a schedule with the share left to do

@@ -167,7 +167,7 @@ def test_gsdes_deviation_is_that_of_features_times_a_matrix_of_noise(script, see
     features, log_std = torch.randn(rows, E, dtype=torch.float64), torch.randn(E, K if full else 1, dtype=torch.float64)
     sigma = module.sde_sigma(log_std, expln)
     by_hand = [[np.log1p(x) + 1 if expln and x > 0 else np.exp(x) for x in row] for row in log_std.tolist()]
-    assert np.abs(sigma.numpy() - by_hand).max() <= 1e-5
+    assert np.abs(sigma.numpy() - by_hand).max() <= 1e-12
     std = module.sde_deviation(features, sigma)
     variances = [[sum(f**2 * s[min(k, len(s) - 1)] ** 2 for f, s in zip(row, sigma.tolist())) for k in range(sigma.shape[1])]
                  for row in features.tolist()]  # fmt: skip
