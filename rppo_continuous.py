@@ -114,7 +114,7 @@ class Args:
 
 PRESETS: dict[str, dict[str, Any]] = {  # what an environment needs beside the defaults
     "PendulumNoVel-v1": {
-        "total_timesteps": 100_000, "num_envs": 4, "num_steps": 256, "seq_len": 64, "num_minibatches": 8,
+        "total_timesteps": 100_000, "num_envs": 16, "num_steps": 64, "num_minibatches": 8,
         "update_epochs": 10, "gamma": 0.95, "use_sde": True, "sde_sample_freq": 4, "log_std_init": -1.0,
     },
     "MountainCarContinuousNoVel-v0": {  # after the zoo's
@@ -122,6 +122,10 @@ PRESETS: dict[str, dict[str, Any]] = {  # what an environment needs beside the d
         "update_epochs": 10, "gamma": 0.9999, "gae_lambda": 0.9, "hidden_size": 32, "learning_rate": 3e-4,
         "clip_coef": 0.1, "ent_coef": 0.00429, "vf_coef": 0.19, "max_grad_norm": 5.0, "use_sde": True,
         "sde_sample_freq": 8,
+    },
+    "HalfCheetah-v5": {
+        "total_timesteps": 1_000_000, "seq_len": 16, "num_minibatches": 8, "update_epochs": 8, "gamma": 0.98,
+        "gae_lambda": 0.92, "hidden_size": 64, "learning_rate": 5e-4, "log_std_init": -1.5,
     },
 }  # fmt: skip
 VELOCITIES = {  # the entries of observations that --mask-velocity hides

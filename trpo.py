@@ -122,7 +122,7 @@ PRESETS: dict[str, dict[str, Any]] = {  # what an environment needs beside the d
                     "n_critic_updates": 15, "use_sde": True, "sde_sample_freq": 4, "norm_obs": False,
                     "norm_reward": False},
     "MountainCarContinuous-v0": {"total_timesteps": 50_000, "num_envs": 2, "use_sde": True,
-                                 "sde_sample_freq": 4},
+                                 "sde_sample_freq": 16},
     "LunarLander-v3": {"total_timesteps": 200_000, "num_envs": 2, "num_steps": 512, "cg_damping": 0.01,
                        "gae_lambda": 0.98, "n_critic_updates": 15, "norm_obs": False, "norm_reward": False},
     "LunarLanderContinuous-v3": {"total_timesteps": 200_000, "num_envs": 2, "num_steps": 1024,
