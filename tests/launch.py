@@ -19,6 +19,7 @@ SERVER.set_forkserver_preload(["gymnasium", "torch._dynamo", "torch.utils.tensor
 def execute(script: str, flags: list[str], cwd: Path, log: Path, env: Mapping[str, str], limits: Mapping[int, int]) -> None:
     """In the new process: standard output and error into files, then the script as __main__."""
     os.setsid()  # a group of its own, as a shell's job has
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a suite started in the background ignores
     multiprocessing.set_start_method(None, force=True)  # the platform's, as in a process of one's own
     os.chdir(cwd)
     os.environ.update(env)
