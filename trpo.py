@@ -124,7 +124,7 @@ PRESETS: dict[str, dict[str, Any]] = {  # what an environment needs beside the d
                     "norm_reward": False},
     "MountainCarContinuous-v0": {"total_timesteps": 50_000, "num_envs": 2, "use_sde": True,
                                  "sde_sample_freq": 16},
-    "LunarLander-v3": {"total_timesteps": 200_000, "num_envs": 2, "num_steps": 512, "cg_damping": 0.01,
+    "LunarLander-v3": {"total_timesteps": 200_000, "num_envs": 4, "num_steps": 512, "cg_damping": 0.01,
                        "gae_lambda": 0.98, "n_critic_updates": 15, "norm_obs": False, "norm_reward": False},
     "LunarLanderContinuous-v3": {"total_timesteps": 200_000, "num_envs": 2, "num_steps": 1024,
                                  "n_critic_updates": 20, "target_kl": 0.02, "cg_damping": 0.2,
