@@ -115,7 +115,8 @@ class Args:
 PRESETS: dict[str, dict[str, Any]] = {  # what an environment needs beside the defaults
     "PendulumNoVel-v1": {
         "total_timesteps": 100_000, "num_envs": 16, "num_steps": 64, "num_minibatches": 8,
-        "update_epochs": 10, "gamma": 0.95, "use_sde": True, "sde_sample_freq": 4, "log_std_init": -1.0,
+        "update_epochs": 10, "gamma": 0.95, "hidden_size": 256, "learning_rate": 5e-4, "use_sde": True,
+        "sde_sample_freq": 4, "log_std_init": -1.0,
     },
     "MountainCarContinuousNoVel-v0": {  # after the zoo's
         "total_timesteps": 300_000, "num_steps": 512, "seq_len": 128, "num_minibatches": 8,
