@@ -364,4 +364,4 @@ def test_pendulum_without_velocities_is_learnt(run_script, tmp_path):
     """A policy that ignores its observations gets about -1200."""
     run_script(SCRIPT, *"--env-id PendulumNoVel-v1 --run-name a --eval-episodes 20".split(), timeout=1200)
     result = json.loads((tmp_path / "runs/a/result.json").read_text())
-    assert result["eval_mean_return"] > -400
+    assert result["eval_mean_return"] > -250
