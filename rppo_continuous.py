@@ -124,6 +124,10 @@ PRESETS: dict[str, dict[str, Any]] = {  # what an environment needs beside the d
         "clip_coef": 0.1, "ent_coef": 0.00429, "vf_coef": 0.19, "max_grad_norm": 5.0, "use_sde": True,
         "sde_sample_freq": 8,
     },
+    "LunarLanderContinuousNoVel-v3": {
+        "total_timesteps": 1_000_000, "num_envs": 16, "num_steps": 256, "seq_len": 128, "num_minibatches": 8,
+        "gamma": 0.999, "gae_lambda": 0.98, "use_sde": True, "sde_sample_freq": 16, "log_std_init": -2.0,
+    },
     "HalfCheetah-v5": {
         "total_timesteps": 1_000_000, "seq_len": 16, "num_minibatches": 8, "update_epochs": 8, "gamma": 0.98,
         "gae_lambda": 0.92, "hidden_size": 64, "learning_rate": 5e-4, "log_std_init": -1.5,
