@@ -8,8 +8,8 @@ Settings. `defaults`: stable-baselines3's own. `zoo-cartpole`: those of rl-basel
 32 rows, batches of 256, 20 epochs, lambda .8, gamma .98, stepsize 1e-3 and clip .2, both linear to 0). `mujoco`: PPO's
 paper, and so the preset mujoco of ppo1_mpi.py: 2048 rows of one environment, batches of 64, 10 epochs, stepsize 3e-4 and
 clip .2, both linear to 0, no entropy bonus, running statistics of observations and rewards (VecNormalize). `trpo`: those of
-sb3-contrib's MuJoCo table, and so, but for Swimmer's lambda, trpo.py's presets: 2 environments of 1024 rows, 25 steps of conjugate gradient, 20 passes
-of the critic, gamma .99 (.9999 on Swimmer), VecNormalize.
+sb3-contrib's MuJoCo table, and so, but for Swimmer's lambda and Ant's first deviation, trpo.py's presets: 2 environments
+of 1024 rows, 25 steps of conjugate gradient, 20 passes of the critic, gamma .99 (.9999 on Swimmer), VecNormalize.
 One torch thread. Each final policy plays deterministic episodes with its statistics frozen and rewards as they are.
 A finished seed is kept in RUNS_DIR/NAME, so the same command can be given until all are done; a killed seed starts again.
 """
