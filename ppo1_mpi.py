@@ -51,6 +51,9 @@ from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 SCRIPT = "ppo1_mpi"
+if torch.backends.cpu.get_cpu_capability().startswith("AVX"):  # AVX2 or AVX512
+    # On AMD's processors MKL takes 13 times as long for a tanh, 7 for an exp, unless it is told 5, AVX2.
+    os.environ.setdefault("MKL_VML_DEBUG_CPU_TYPE", "5")
 Schedule = Literal["constant", "linear", "middle_drop", "double_linear_con", "double_middle_drop"]
 
 @dataclass
@@ -559,11 +562,12 @@ def compute_gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tenso
 
     delta_t = r_t + gamma (1 - terminated_t) V_{t+1} - V_t,  A_t = delta_t + gamma lambda (1 - done_t) A_{t+1}
     """
-    deltas = rewards + gamma * values[1:].where(~terminated, 0.0) - values[:-1]
-    advantages, carried = torch.zeros_like(deltas), torch.zeros_like(deltas[0])
-    for t in reversed(range(len(rewards))):
-        advantages[t] = carried = deltas[t] + gamma * lam * carried.where(~done[t], 0.0)
-    return advantages
+    deltas = (rewards + gamma * values[1:].where(~terminated, 0.0) - values[:-1]).cpu().numpy()
+    advantages, carried, ends = np.zeros_like(deltas), np.zeros_like(deltas[0]), done.cpu().numpy()
+    for t in reversed(range(len(deltas))):  # in NumPy, whose calls on short rows cost a tenth of torch's
+        carried[ends[t]] = 0.0
+        advantages[t] = carried = deltas[t] + gamma * lam * carried
+    return torch.from_numpy(advantages).to(rewards.device)
 
 def weighted_mean(x: Tensor, weight: Tensor) -> Tensor:
     """Of x (L, B) over rows that count: weight is 0 on final rows, 1/k on rows in k sequences, else 1."""

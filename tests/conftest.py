@@ -66,6 +66,14 @@ def run_script(start_script):
     return run
 
 
+def act(agent, obs, state):
+    """agent.act with the log-probability, which rppo_continuous.py computes once a rollout."""
+    action, logprob, value, state = agent.act(obs, state)
+    if isinstance(logprob, tuple):
+        logprob = MODULES["rppo_continuous"].gaussian_log_prob(action, *logprob, agent.args.squash_output)
+    return action, logprob, value, state
+
+
 def awkward_ends(T: int = 24, N: int = 6) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """terminated (T, N), truncated (T, N) and final (T + 1, N) of a rollout with every awkward row.
 

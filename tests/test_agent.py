@@ -3,7 +3,15 @@
 import numpy as np
 import pytest
 import torch
-from conftest import CONTINUOUS_ACTIONS, DISCRETE_ACTIONS, MODULES, OBSERVATION_SPACES, awkward_ends, having
+from conftest import (
+    CONTINUOUS_ACTIONS,
+    DISCRETE_ACTIONS,
+    MODULES,
+    OBSERVATION_SPACES,
+    act,
+    awkward_ends,
+    having,
+)
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
@@ -54,7 +62,7 @@ def rollout(agent, final, masked=False):
             info["action_mask"][:, np.cumsum([0, *agent.exists.sum(1)[:-1]])] = True  # one legal choice at least
         obs = observe(agent, space.sample(), info)
         with torch.no_grad():
-            action, logprob, value, state = agent.act(obs, state)
+            action, logprob, value, state = act(agent, obs, state)
         rows.append(obs)
         stored.append((action, logprob, value))
         state = agent.next_state(state, final[t])

@@ -7,7 +7,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import CONTINUOUS_ACTIONS, DISCRETE_ACTIONS, MODULES, OBSERVATION_SPACES, awkward_ends
+from conftest import CONTINUOUS_ACTIONS, DISCRETE_ACTIONS, MODULES, OBSERVATION_SPACES, act, awkward_ends
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 from test_agent import build, rollout
@@ -100,7 +100,7 @@ def test_acting_samples_the_gaussian_and_stores_it_unclipped():
     agent, n = build(SCRIPT, action_space=CONTINUOUS_ACTIONS["one"], log_std_init=1.0), 100_000
     obs = [torch.zeros(n, 3)]
     with torch.no_grad():
-        action, logprob, _, _ = agent.act(obs, agent.initial_state(n))
+        action, logprob, _, _ = act(agent, obs, agent.initial_state(n))
         mean, std, _ = agent.step(obs, agent.initial_state(n))[0]
     z = (action - mean) / std
     assert abs(z.mean()) < 4.5 / n**0.5 and abs(z.var() - 1) < 4.5 * (2 / n) ** 0.5

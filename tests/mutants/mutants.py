@@ -10,13 +10,13 @@ CONTINUOUS, VARIANTS = "test_continuous.py", "test_variants.py"
 MUTANTS = [
     # Advantages and returns
     (L, "truncation treated as termination", "values[1:].where(~terminated, 0.0)", "values[1:].where(~done, 0.0)", GAE, "gae_is"),
-    (L, "the trace crosses an episode's end", "carried.where(~done[t], 0.0)", "carried", GAE, "gae_is"),
-    (L, "the trace crosses a truncation", "carried.where(~done[t], 0.0)", "carried.where(~terminated[t], 0.0)", GAE, "gae_is"),
-    (L, "done is off by one", "carried.where(~done[t], 0.0)", "carried.where(~done[t - 1], 0.0)", GAE, "gae_is"),
+    (L, "the trace crosses an episode's end", "        carried[ends[t]] = 0.0\n", "", GAE, "gae_is"),
+    (L, "the trace crosses a truncation", "carried[ends[t]] = 0.0", "carried[terminated[t].numpy()] = 0.0", GAE, "gae_is"),
+    (L, "done is off by one", "carried[ends[t]] = 0.0", "carried[ends[t - 1]] = 0.0", GAE, "gae_is"),
     (L, "a nan survives a termination", "values[1:].where(~terminated, 0.0)", "values[1:] * ~terminated", GAE, "nan"),
     (L, "lambda is forgotten", "gamma * lam * carried", "gamma * carried", GAE, "gae_is"),
-    (L, "the return accumulator ignores truncations", "gamma * sums[t].where(~done[t], 0.0)", "gamma * sums[t]", GAE, "return_statistics"),
-    (L, "the accumulator loses the terminal reward", "sums[t] = rewards[t] + carried", "sums[t] = (rewards[t] + carried).where(~done[t], 0.0)", GAE, "return_statistics"),
+    (L, "the return accumulator ignores truncations", "        carry[ends[t]] = 0.0\n", "", GAE, "return_statistics"),
+    (L, "the accumulator loses the terminal reward", "sums[t] += carry\n", "sums[t] = np.where(ends[t], 0.0, sums[t] + carry)\n", GAE, "return_statistics"),
     (L, "the variance of merged batches lacks the means' part", " + delta**2 * self.count * n / total", "", GAE, "running_mean"),
     # The loss
     (L, "padding or final rows count in the loss", "(x * weight).sum() / weight.sum().clamp(min=1e-8)", "x.mean()", GAE, "equation_7"),
