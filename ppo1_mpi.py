@@ -275,8 +275,8 @@ class ResetLSTM(nn.Module):
 
     def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """One row, its observation as it is: x (N, F), state (S, N, H) -> output (N, H), next state."""
-        states = []
-        for cell, h, c in zip(self.cells, state[0::2], state[1::2]):
+        states, before = [], state.unbind()
+        for cell, h, c in zip(self.cells, before[0::2], before[1::2]):
             x, c = cell(x, (h, c))
             states += [x, c]
         return x, torch.stack(states)
