@@ -107,7 +107,7 @@ class Args:
     track: bool = False  # log to Weights & Biases too (WANDB_MODE=offline needs no network)
     wandb_project: str = "recurrent-ppo"  # its project
     wandb_entity: str | None = None  # its team
-    checkpoint_every: int = 0  # iterations between checkpoints, which reset environments; 0: ten in a run
+    checkpoint_every: int = 0  # iterations between checkpoints, which reset environments; 0: a tenth, >= 5
     eval_every: int = 0  # environment steps between evaluations; 0: one at the end
     eval_episodes: int = 0  # episodes of a deterministic evaluation; 0: none, but 10 if one is asked for
     resume: str | None = None  # run directory to go on with, bit for bit; other flags override the run's own
@@ -685,7 +685,7 @@ def train(args: Args) -> Agent:
     copies = torch.bincount(seq_rows.flatten())[:, None].to(device)  # (T, 1): the sequences that a row is in
     states = torch.zeros(len(starts), *agent.initial_state(N).shape, device=device)  # before their first rows
 
-    checkpoint_every = args.checkpoint_every or -(-args.total_timesteps // (10 * N * T))
+    checkpoint_every = args.checkpoint_every or max(5, -(-args.total_timesteps // (10 * N * T)))
     recent, started, fresh, sps = deque(run["recent"], 100), time.time() - run["wall_seconds"], True, 0.0
     bar = tqdm(total=args.total_timesteps, initial=run["global_step"], unit="step", mininterval=0.5)
     while run["global_step"] < args.total_timesteps:
