@@ -72,6 +72,7 @@ MUTANTS = [
     (C, "expln without its 1", "log1p() + 1", "log1p()", CONTINUOUS, "baselines3"),
     (C, "deviations summed, not variances", "(features**2 @ sigma**2 + 1e-6).sqrt()", "(features.abs() @ sigma + 1e-6)", CONTINUOUS, "baselines3"),
     (C, "statistics updated before the loss", "        losses, minibatches = [], ", "        agent.obs_stats.update(b_obs[0][:T][valid])\n        losses, minibatches = [], ", CONTINUOUS, "old_log"),
+    (C, "an old density is that of the row before", "gaussian_log_prob(actions, mus, sigmas,", "gaussian_log_prob(actions, mus.roll(1, 0), sigmas,", CONTINUOUS, "old_log"),
     (C, "statistics count final rows", "b_obs[0][:T][valid]", "b_obs[0][:T].flatten(0, 1)", CONTINUOUS, "numpys"),
     (C, "statistics count a rollout's last row twice", "b_obs[0][:T][valid]", "b_obs[0].flatten(0, 1)", CONTINUOUS, "numpys"),
     (C, "observations are not clipped", "vector.clamp(-10, 10)", "vector", CONTINUOUS, "every_row"),
