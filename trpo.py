@@ -128,7 +128,7 @@ PRESETS: dict[str, dict[str, Any]] = {  # what an environment needs beside the d
     "MountainCarContinuous-v0": {"total_timesteps": 50_000, "num_envs": 2, "use_sde": True,
                                  "sde_sample_freq": 16},
     "LunarLander-v3": {"total_timesteps": 200_000, "num_envs": 4, "num_steps": 512, "cg_damping": 0.01,
-                       "gae_lambda": 0.98, "n_critic_updates": 15, "norm_obs": False, "norm_reward": False},
+                       "gae_lambda": 0.98, "n_critic_updates": 30, "norm_obs": False, "norm_reward": False},
     "LunarLanderContinuous-v3": {"total_timesteps": 200_000, "num_envs": 4, "num_steps": 512,
                                  "n_critic_updates": 20, "target_kl": 0.04, "cg_damping": 0.4,
                                  "gae_lambda": 0.98, "use_sde": True, "sde_sample_freq": 16,
