@@ -511,7 +511,7 @@ def compute_gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tenso
     """
     deltas = (rewards + gamma * values[1:].where(~terminated, 0.0) - values[:-1]).cpu().numpy()
     advantages, carried, ends = np.zeros_like(deltas), np.zeros_like(deltas[0]), done.cpu().numpy()
-    for t in reversed(range(len(deltas))):  # in NumPy, whose calls on short rows cost a tenth of torch's
+    for t in reversed(range(len(deltas))):  # in NumPy, whose calls on short rows cost a sixth of torch's
         carried[ends[t]] = 0.0
         advantages[t] = carried = deltas[t] + gamma * lam * carried
     return torch.from_numpy(advantages).to(rewards.device)

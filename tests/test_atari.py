@@ -258,6 +258,7 @@ def test_amp_is_close_to_float32_and_leaves_memory_and_losses_in_it():
 def test_an_update_makes_no_tensor_on_another_device(critic, monkeypatch):
     """On the meta device, which refuses operands on the CPU as a GPU does, but has no autocast."""
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda x: torch.zeros(x.shape, dtype=x.dtype))  # for compute_gae
     space, actions = gym.spaces.Box(0, 255, (1, 84, 84), np.uint8), gym.spaces.Discrete(4)
     with torch.device("meta"):
         obs, action = torch.zeros(9, 4, 1, 84, 84, dtype=torch.uint8), torch.zeros(8, 4, dtype=torch.long)
@@ -266,7 +267,7 @@ def test_an_update_makes_no_tensor_on_another_device(critic, monkeypatch):
     state = agent.initial_state(4)
     *outputs, state = agent.act(obs[0], state)
     state = agent.next_state(state, final[0])
-    advantages, weight = rewards, 1.0 * ~final[:8]  # compute_gae itself works on the CPU, and a meta tensor cannot come
+    advantages, weight = rppo.compute_gae(rewards, values, final[:8], final[1:], 0.99, 0.95), 1.0 * ~final[:8]
     logprob, entropy, value = agent.evaluate_actions(obs[:8], state, final[:8], action)
     loss, *_ = rppo.ppo_loss(logprob, rewards, rppo.normalize(advantages, weight), weight, 0.1)
     (loss + rppo.value_loss(value, values[:8], advantages, weight, 0.1) - rppo.weighted_mean(entropy, weight)).backward()
