@@ -954,19 +954,18 @@ def train(args: Args) -> Agent:
         learning_rate, clip_coef = args.learning_rate * multiplier, args.clip_coef * multiplier
         for group in optimizer.param_groups:
             group["lr"] = learning_rate
+        table = torch.stack([logprobs[:T], returns, advantages, weights])  # one gather, not four
         losses, minibatches = [], args.update_epochs * args.num_minibatches
         order = torch.cat([torch.randperm(len(starts) * N) for _ in range(args.update_epochs)])
-        for sequences in order.chunk(minibatches):
-            which, env = sequences // N, sequences % N
+        for which, env in zip((order // N).chunk(minibatches), (order % N).chunk(minibatches)):
             at = seq_rows[:, which], env  # the rows (L, B) and environments (B,) of the minibatch
-            state_b, weight = states[which, :, env].movedim(0, 1), weights[at]
+            state_b = states[which, :, env].movedim(0, 1)
+            old_logprob, return_, advantage, weight = table[:, at[0], at[1]]
             logprob, entropy, value = agent.evaluate_actions(
                 [x[at] for x in b_obs], state_b, b_final[at], actions[at]
             )
-            policy_loss, approx_kl, clipfrac = ppo_loss(
-                logprob, logprobs[at], advantages[at], weight, clip_coef
-            )
-            v_loss = weighted_mean((value - returns[at]) ** 2, weight)  # no factor 1/2, no clip
+            policy_loss, approx_kl, clipfrac = ppo_loss(logprob, old_logprob, advantage, weight, clip_coef)
+            v_loss = weighted_mean((value - return_) ** 2, weight)  # no factor 1/2, no clip
             mean_entropy = weighted_mean(entropy, weight)
             local.zero_()
             (policy_loss + args.vf_coef * v_loss - args.ent_coef * mean_entropy).backward()

@@ -645,7 +645,8 @@ def train(args: Args) -> Agent:
     torch.manual_seed(args.seed)
     agent = Agent(envs.single_observation_space, envs.single_action_space, args).to(device)
     torch.set_num_threads(args.torch_threads or (os.cpu_count() or 1 if len(agent.encoder.cnns) else 1))
-    optimizer = torch.optim.AdamW(agent.parameters(), eps=1e-5, weight_decay=args.weight_decay, fused=True)
+    parameters = list(agent.parameters())
+    optimizer = torch.optim.AdamW(parameters, eps=1e-5, weight_decay=args.weight_decay, fused=True)
     run: dict[str, Any] = {"iteration": 0, "global_step": 0, "episodes": 0, "recent": [], "wall_seconds": 0.0}
     run |= {"timed_steps": 0, "rollout_seconds": 0.0, "update_seconds": 0.0}  # without the first iteration
     if args.resume:
@@ -672,14 +673,12 @@ def train(args: Args) -> Agent:
         wandb.init(project=args.wandb_project, entity=args.wandb_entity, name=args.run_name, dir=str(run_dir),
                    config=asdict(args), sync_tensorboard=True)
 
-    # What environments return is stored as numpy arrays, what the agent returns as tensors.
+    # What environments return is stored as numpy arrays, what the agent returns as tensors, row by row.
     raw, info = attempt("its first reset", envs.reset, seed=args.seed)
     obs = [np.zeros((T + 1, *x.shape), x.dtype) for x in agent.observe(raw, info)]
     final = np.zeros((T + 1, N), bool)  # obs[t] is the last of its episode
     rewards = np.zeros((T, N), np.float32)
     terminated, truncated = np.zeros((T, N), bool), np.zeros((T, N), bool)
-    values = torch.zeros(T + 1, N, device=device)
-    actions, mus, sigmas = (torch.zeros(T, N, agent.low.size, device=device) for _ in range(3))
     starts = sequence_starts(T, args.seq_len, args.seq_stride)
     seq_rows = torch.tensor(starts) + torch.arange(args.seq_len or T)[:, None]  # (L, starts): their rows
     copies = torch.bincount(seq_rows.flatten())[:, None].to(device)  # (T, 1): the sequences that a row is in
@@ -704,7 +703,7 @@ def train(args: Args) -> Agent:
             episode_return, episode_length = np.zeros(N), np.zeros(N, int)
 
         # --- rollout ---
-        returned, lengths = [], []  # of the episodes that end in it
+        acted, returned, lengths = [], [], []  # what each row gives; of the episodes that end in it
         with torch.inference_mode():
             for t in range(T):
                 if t in starts:
@@ -712,12 +711,13 @@ def train(args: Args) -> Agent:
                 if args.use_sde and (t == 0 or args.sde_sample_freq > 0 and t % args.sde_sample_freq == 0):
                     agent.sample_noise(N)
                 row = [torch.from_numpy(x[t]).to(device) for x in obs]
-                actions[t], (mus[t], sigmas[t]), values[t], state = agent.act(row, state)
+                action, (mean, std), value, state = agent.act(row, state)
+                acted.append((action, mean, std, value))
                 if final[t].any():
                     state = agent.next_state(state, torch.from_numpy(final[t]).to(device))
                 where = f"row {t} of iteration {run['iteration']}"
                 raw, rewards[t], terminated[t], truncated[t], info = attempt(
-                    where, envs.step, agent.to_env(actions[t])
+                    where, envs.step, agent.to_env(action)
                 )
                 for x, new in zip(obs, agent.observe(raw, info)):
                     x[t + 1] = new
@@ -728,7 +728,9 @@ def train(args: Args) -> Agent:
                     returned.append(float(episode_return[n]))
                     lengths.append(int(episode_length[n]))
                     episode_return[n], episode_length[n] = 0.0, 0
-            values[T] = agent.get_value([torch.from_numpy(x[T]).to(device) for x in obs], state)
+            last_value = agent.get_value([torch.from_numpy(x[T]).to(device) for x in obs], state)
+            actions, mus, sigmas, values = map(torch.stack, zip(*acted))  # (T, N, ...)
+            values = torch.cat([values, last_value[None]])  # (T + 1, N)
             logprobs = gaussian_log_prob(actions, mus, sigmas, args.squash_output)
         for what, x in ("observation", obs[0]), ("reward", rewards):
             if not np.isfinite(x).all():
@@ -760,26 +762,27 @@ def train(args: Args) -> Agent:
         vf_clip = (args.clip_coef_vf or clip_coef) if args.clip_vloss else None
         for group in optimizer.param_groups:
             group["lr"] = learning_rate
+        table = torch.stack([logprobs, values[:T], returns, advantages, weights])  # one gather, not five
         losses, minibatches = [], args.update_epochs * args.num_minibatches
         order = torch.cat([torch.randperm(len(starts) * N) for _ in range(args.update_epochs)])
-        for sequences in order.chunk(minibatches):
-            which, env = sequences // N, sequences % N
+        for which, env in zip((order // N).chunk(minibatches), (order % N).chunk(minibatches)):
             at = seq_rows[:, which], env  # the rows (L, B) and environments (B,) of the minibatch
-            state_b, weight, advantage = states[which, :, env].movedim(0, 1), weights[at], advantages[at]
+            state_b = states[which, :, env].movedim(0, 1)
+            old_logprob, old_value, return_, advantage, weight = table[:, at[0], at[1]]
             logprob, entropy, value = agent.evaluate_actions(
                 [x[at] for x in b_obs], state_b, b_final[at], actions[at]
             )
             if args.norm_adv == "minibatch":
                 advantage = normalize(advantage, weight)
-            policy_loss, approx_kl, clipfrac = ppo_loss(logprob, logprobs[at], advantage, weight, clip_coef)
-            v_loss = value_loss(value, values[at], returns[at], weight, vf_clip)
+            policy_loss, approx_kl, clipfrac = ppo_loss(logprob, old_logprob, advantage, weight, clip_coef)
+            v_loss = value_loss(value, old_value, return_, weight, vf_clip)
             mean_entropy = weighted_mean(entropy, weight)
             losses.append(torch.stack([policy_loss, v_loss, mean_entropy, approx_kl, clipfrac]).detach())
             if args.target_kl is not None and approx_kl > 1.5 * args.target_kl:
                 break
             optimizer.zero_grad()
             (policy_loss + args.vf_coef * v_loss - ent_coef * mean_entropy).backward()
-            nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+            nn.utils.clip_grad_norm_(parameters, args.max_grad_norm)
             optimizer.step()
         if agent.norm_obs:  # not before: old log-probabilities are of observations as they were normalised
             agent.obs_stats.update(b_obs[0][:T][valid])

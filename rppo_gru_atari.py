@@ -216,12 +216,14 @@ def init(layer: Any, std: float = 2**0.5) -> nn.Module:
     return layer
 
 def nature_cnn(channels: int, height: int, width: int) -> nn.Sequential:
-    """Images (M, C, height, width), scaled to [0, 1] -> features (M, 512) (Mnih et al. 2015)."""
+    """Images (M, C, height, width), scaled to [0, 1] -> features (M, 512) (Mnih et al. 2015). Channels come
+    last in memory; a convolution as large as its input is the linear layer that needs no copy for that."""
     layers: list[nn.Module] = []
     for filters, kernel, stride in (32, 8, 4), (64, 4, 2), (64, 3, 1):
         layers += [init(nn.Conv2d(channels, filters, kernel, stride)), nn.ReLU(inplace=True)]
         channels, height, width = filters, (height - kernel) // stride + 1, (width - kernel) // stride + 1
-    return nn.Sequential(*layers, nn.Flatten(), init(nn.Linear(channels * height * width, 512)), nn.ReLU())
+    layers += [init(nn.Conv2d(channels, 512, (height, width))), nn.ReLU(inplace=True), nn.Flatten()]
+    return nn.Sequential(*layers).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 class Encoder(nn.Module):
     """uint8 frames (..., C, 84, 84) -> features (..., 512); amp computes them in bfloat16."""
@@ -230,7 +232,6 @@ class Encoder(nn.Module):
     def __init__(self, shape: tuple[int, ...], amp: bool):
         super().__init__()
         self.amp, self.cnn = amp, nature_cnn(*shape)
-        self.cnn.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, obs: Tensor) -> Tensor:
         dtype = next(self.parameters()).dtype
@@ -576,7 +577,8 @@ def train(args: Args) -> Agent:
     torch.manual_seed(int(np.random.SeedSequence([args.seed, rank]).generate_state(1, np.uint64)[0]))
     torch.set_num_threads(args.torch_threads or cores())
     torch.backends.cudnn.deterministic = True
-    optimizer = torch.optim.Adam(agent.parameters(), eps=1e-5, fused=True)
+    parameters = list(agent.parameters())
+    optimizer = torch.optim.Adam(parameters, eps=1e-5, fused=True)
     run: dict[str, Any] = {"iteration": 0, "global_step": 0, "episodes": 0, "recent": [], "wall_seconds": 0.0}
     run |= {"timed_steps": 0, "rollout_seconds": 0.0, "update_seconds": 0.0}  # without the first iteration
     if args.resume:
@@ -614,8 +616,6 @@ def train(args: Args) -> Agent:
     final = np.zeros((T + 1, N), bool)  # obs[t] is the last of its episode
     rewards = np.zeros((T, N), np.float32)
     terminated, truncated = np.zeros((T, N), bool), np.zeros((T, N), bool)
-    values, logprobs = torch.zeros(T + 1, N, device=device), torch.zeros(T, N, device=device)
-    actions = torch.zeros(T, N, dtype=torch.long, device=device)
     starts = sequence_starts(T, args.seq_len, args.seq_stride)
     seq_rows = torch.tensor(starts) + torch.arange(args.seq_len or T)[:, None]  # (L, starts): their rows
     copies = torch.bincount(seq_rows.flatten())[:, None].to(device)  # (T, 1): the sequences that a row is in
@@ -642,19 +642,20 @@ def train(args: Args) -> Agent:
             episode_return, episode_length = np.zeros(N), np.zeros(N, int)
 
         # --- rollout ---
-        returned, lengths = [], []  # of the episodes that end in it
+        acted, returned, lengths = [], [], []  # what each row gives; of the episodes that end in it
         # The outer autocast, though off, keeps the encoder's bfloat16 weights from row to row; inference_mode
         # instead of no_grad would convert them at each.
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
             for t in range(T):
                 if t in starts:
                     states[starts.index(t)] = state
-                actions[t], logprobs[t], values[t], state = agent.act(obs[t], state)
+                action, logprob, value, state = agent.act(obs[t], state)
+                acted.append((action, logprob, value))
                 if final[t].any():
                     state = agent.next_state(state, torch.from_numpy(final[t]).to(device))
                 where = f"row {t} of iteration {run['iteration']}"
                 raw, rewards[t], terminated[t], truncated[t], info = attempt(
-                    where, envs.step, actions[t].cpu().numpy()
+                    where, envs.step, action.cpu().numpy()
                 )
                 # The copy is done when the next actions are, so arrived is free again when frames arrive.
                 obs[t + 1].copy_(arrived.copy_(torch.from_numpy(raw)), non_blocking=True)
@@ -668,7 +669,9 @@ def train(args: Args) -> Agent:
                 if args.terminal_on_life_loss:  # after final[t + 1] is known: the game goes on
                     terminated[t] |= info["lives"] < lives
                     lives = info["lives"]
-            values[T] = agent.get_value(obs[T], state)
+            last_value = agent.get_value(obs[T], state)
+            actions, logprobs, values = map(torch.stack, zip(*acted))  # (T, N)
+            values = torch.cat([values, last_value[None]])  # (T + 1, N)
         update_start = time.perf_counter()
 
         # --- advantages ---
@@ -691,17 +694,18 @@ def train(args: Args) -> Agent:
         vf_clip = (args.clip_coef_vf or clip_coef) if args.clip_vloss else None
         for group in optimizer.param_groups:
             group["lr"] = learning_rate
+        table = torch.stack([logprobs, values[:T], returns, advantages, weights])  # one gather, not five
         losses, minibatches = [], args.update_epochs * args.num_minibatches
         order = torch.cat([torch.randperm(len(starts) * N) for _ in range(args.update_epochs)])
-        for sequences in order.chunk(minibatches):
-            which, env = sequences // N, sequences % N
+        for which, env in zip((order // N).chunk(minibatches), (order % N).chunk(minibatches)):
             at = seq_rows[:, which], env  # the rows (L, B) and environments (B,) of the minibatch
-            state_b, weight, advantage = states[which, :, env].movedim(0, 1), weights[at], advantages[at]
+            state_b = states[which, :, env].movedim(0, 1)
+            old_logprob, old_value, return_, advantage, weight = table[:, at[0], at[1]]
             logprob, entropy, value = agent.evaluate_actions(obs[at], state_b, b_final[at], actions[at])
             if args.norm_adv == "minibatch":
                 advantage = normalize(advantage, weight)
-            policy_loss, approx_kl, clipfrac = ppo_loss(logprob, logprobs[at], advantage, weight, clip_coef)
-            v_loss = value_loss(value, values[at], returns[at], weight, vf_clip)
+            policy_loss, approx_kl, clipfrac = ppo_loss(logprob, old_logprob, advantage, weight, clip_coef)
+            v_loss = value_loss(value, old_value, return_, weight, vf_clip)
             mean_entropy = weighted_mean(entropy, weight)
             share = weight.sum() / all_sum(weight.sum()).clamp(min=1e-8)  # this process's, of the rows
             optimizer.zero_grad()
@@ -710,7 +714,7 @@ def train(args: Args) -> Agent:
             losses.append(sum_gradients(agent, statistics * share))
             if args.target_kl is not None and losses[-1][3] > 1.5 * args.target_kl:  # alike everywhere
                 break
-            nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+            nn.utils.clip_grad_norm_(parameters, args.max_grad_norm)
             optimizer.step()
         means = torch.stack(losses).mean(0).tolist()
         if not (np.isfinite(means).all() and all(p.isfinite().all() for p in agent.parameters())):

@@ -223,14 +223,23 @@ def test_the_first_ratio_is_one_over_real_games(watched):
 
 
 def test_the_encoder_is_the_plain_cnn_in_channels_last():
+    """The other scripts' CNN, whose last layer is linear, from the same seed: weights, features and gradients."""
     torch.manual_seed(0)
     encoder = rppo.Encoder((2, 84, 84), amp=False)
+    torch.manual_seed(0)
+    plain = MODULES["rppo_lstm"].nature_cnn(2, 84, 84)
+    weights = list(encoder.cnn.parameters())
+    assert all(torch.equal(a.flatten(1) if a.ndim > 1 else a, b.flatten(1) if b.ndim > 1 else b)
+               for a, b in zip(weights, plain.parameters(), strict=True))  # fmt: skip
+    assert all(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights if weight.ndim == 4)
     frames = torch.randint(0, 256, (3, 5, 2, 84, 84), dtype=torch.uint8)
-    plain = rppo.nature_cnn(2, 84, 84)
-    plain.load_state_dict(encoder.cnn.state_dict())
+    features = encoder(frames)
     expected = plain(frames.flatten(0, 1).float() / 255).unflatten(0, (3, 5))
-    assert (encoder(frames) - expected).abs().max() <= 1e-5 * expected.abs().max()
-    assert encoder.cnn[2].weight.is_contiguous(memory_format=torch.channels_last)
+    assert (features - expected).abs().max() <= 1e-5 * expected.abs().max()
+    features.square().sum().backward()
+    expected.square().sum().backward()
+    for a, b in zip(weights, plain.parameters()):
+        assert (a.grad.reshape(b.shape) - b.grad).abs().max() <= 1e-4 * b.grad.abs().max()
 
 
 def test_amp_is_close_to_float32_and_leaves_memory_and_losses_in_it():

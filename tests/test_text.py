@@ -18,6 +18,7 @@ EXCEPTIONS = {
     "make_envs": "Atari has one native environment, MPI one environment a rank",
     "play": "ppo1_mpi records expert episodes",
     "evaluate": "ppo1_mpi records expert episodes",
+    "nature_cnn": "rppo_gru_atari's has channels last, which trpo's and ppo1_mpi's flat vectors cannot have",
     "Encoder": "rppo_gru_atari's reads uint8 frames only, in bfloat16 if asked",
     "normalize": "rppo_gru_atari's statistics are of every process's rows",
     "parse_args": "rppo_gru_atari has no presets and no velocities to mask, ppo1_mpi presets by family",
