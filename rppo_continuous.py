@@ -268,7 +268,7 @@ class ResetLSTM(nn.Module):
     def __init__(self, input_size: int, hidden_size: int, num_layers: int):
         super().__init__()
         self.state_rows, sizes = 2 * num_layers, [input_size] + [hidden_size] * num_layers
-        self.cells = nn.ModuleList(nn.LSTMCell(a, b) for a, b in zip(sizes[:-1], sizes[1:]))
+        self.cells: Any = nn.ModuleList(nn.LSTMCell(a, b) for a, b in zip(sizes[:-1], sizes[1:]))
         for name, parameter in self.named_parameters():
             nn.init.zeros_(parameter) if "bias" in name else nn.init.orthogonal_(parameter)
         gates = torch.tensor([1.0, 1.0, 0.0, 1.0]).repeat_interleave(hidden_size)  # i, f, g, o
@@ -278,7 +278,7 @@ class ResetLSTM(nn.Module):
         """One row, its observation as it is: x (N, F), state (S, N, H) -> output (N, H), next state."""
         states, before = [], state.unbind()
         for cell, h, c in zip(self.cells, before[0::2], before[1::2]):
-            x, c = cell(x, (h, c))
+            x, c = torch.lstm_cell(x, (h, c), cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh)
             states += [x, c]
         return x, torch.stack(states)
 
@@ -780,8 +780,11 @@ def train(args: Args) -> Agent:
             losses.append(torch.stack([policy_loss, v_loss, mean_entropy, approx_kl, clipfrac]).detach())
             if args.target_kl is not None and approx_kl > 1.5 * args.target_kl:
                 break
+            loss = policy_loss + args.vf_coef * v_loss
+            if ent_coef:  # else its backward pass is time for nothing
+                loss = loss - ent_coef * mean_entropy
             optimizer.zero_grad()
-            (policy_loss + args.vf_coef * v_loss - ent_coef * mean_entropy).backward()
+            loss.backward()
             nn.utils.clip_grad_norm_(parameters, args.max_grad_norm)
             optimizer.step()
         if agent.norm_obs:  # not before: old log-probabilities are of observations as they were normalised

@@ -260,7 +260,7 @@ class ResetGRU(nn.Module):
     def __init__(self, input_size: int, hidden_size: int, num_layers: int):
         super().__init__()
         self.state_rows, sizes = num_layers, [input_size] + [hidden_size] * num_layers
-        self.cells = nn.ModuleList(nn.GRUCell(a, b) for a, b in zip(sizes[:-1], sizes[1:]))
+        self.cells: Any = nn.ModuleList(nn.GRUCell(a, b) for a, b in zip(sizes[:-1], sizes[1:]))
         for name, parameter in self.named_parameters():
             nn.init.zeros_(parameter) if "bias" in name else nn.init.orthogonal_(parameter)
         gates = torch.tensor([1.0, 1.0, 0.0]).repeat_interleave(hidden_size)  # r, z, n
@@ -270,7 +270,7 @@ class ResetGRU(nn.Module):
         """One row, its observation as it is: x (N, F), state (S, N, H) -> output (N, H), next state."""
         states = []
         for cell, h in zip(self.cells, state):
-            x = cell(x, h)
+            x = torch.gru_cell(x, h, cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh)
             states.append(x)
         return x, torch.stack(states)
 
