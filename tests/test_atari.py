@@ -222,6 +222,29 @@ def test_the_first_ratio_is_one_over_real_games(watched):
     assert (value - values[:, order])[~final].abs().max() <= 1e-4
 
 
+def test_the_first_minibatch_has_what_the_rollout_computed(tmp_path, monkeypatch):
+    """Before anything has moved: old log-probabilities and values are those of the same rows, across games and sequences."""
+    seen, real_policy, real_value = {}, rppo.ppo_loss, rppo.value_loss
+
+    def watched_policy(logprob, old_logprob, advantages, weight, clip_coef):
+        seen.setdefault("policy", [x.detach() for x in (logprob, old_logprob, advantages, weight)])
+        return real_policy(logprob, old_logprob, advantages, weight, clip_coef)
+
+    def watched_value(value, old_value, returns, weight, clip_coef):
+        seen.setdefault("value", [x.detach() for x in (value, old_value, returns)])
+        return real_value(value, old_value, returns, weight, clip_coef)
+
+    monkeypatch.setattr(rppo, "ppo_loss", watched_policy)
+    monkeypatch.setattr(rppo, "value_loss", watched_value)
+    rppo.train(args(norm_adv="none", seq_len=16, num_minibatches=1, max_episode_frames=80, runs_dir=str(tmp_path), run_name="a"))
+    (logprob, old_logprob, advantages, weight), (value, old_value, returns) = seen["policy"], seen["value"]
+    counts = weight > 0
+    assert weight.shape == (16, 12) and 4 <= (~counts).sum() <= 12
+    assert (logprob - old_logprob)[counts].abs().max() <= 1e-5
+    assert (value - old_value)[counts].abs().max() <= 1e-4 < old_value[counts].std()
+    assert (returns - old_value - advantages)[counts].abs().max() <= 1e-5 < advantages[counts].std()
+
+
 def test_the_encoder_is_the_plain_cnn_in_channels_last():
     """The other scripts' CNN, whose last layer is linear, from the same seed: weights, features and gradients."""
     torch.manual_seed(0)

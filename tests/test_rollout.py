@@ -55,24 +55,31 @@ def test_rows_states_and_values_of_a_rollout(script, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("script", [script for script in ENVS if script in MODULES])
-def test_the_update_sees_final_rows_with_weight_zero(script, tmp_path, monkeypatch):
-    module, seen = MODULES[script], []
-    real = module.ppo_loss
+def test_the_update_sees_final_rows_with_weight_zero_and_what_the_rollout_computed(script, tmp_path, monkeypatch):
+    """In the first minibatch, before anything has moved: old log-probabilities and values are those of the same rows."""
+    module, seen = MODULES[script], {}
+    real_policy, real_value = module.ppo_loss, module.value_loss
 
-    def watched(logprob, old_logprob, advantages, weight, clip_coef):
-        if not seen:  # the first minibatch: nothing has moved yet
-            ratio = (logprob - old_logprob).exp().detach()
-            seen.append((weight.clone(), ratio))
-        return real(logprob, old_logprob, advantages, weight, clip_coef)
+    def watched_policy(logprob, old_logprob, advantages, weight, clip_coef):
+        seen.setdefault("policy", [x.detach() for x in (logprob, old_logprob, advantages, weight)])
+        return real_policy(logprob, old_logprob, advantages, weight, clip_coef)
 
-    monkeypatch.setattr(module, "ppo_loss", watched)
+    def watched_value(value, old_value, returns, weight, clip_coef):
+        seen.setdefault("value", [x.detach() for x in (value, old_value, returns)])
+        return real_value(value, old_value, returns, weight, clip_coef)
+
+    monkeypatch.setattr(module, "ppo_loss", watched_policy)
+    monkeypatch.setattr(module, "value_loss", watched_value)
     args = module.Args(env_id=ENVS[script], num_envs=4, num_steps=44, num_minibatches=1, hidden_size=8, seq_len=11,
-                       total_timesteps=100, runs_dir=str(tmp_path), run_name="a")  # fmt: skip
+                       norm_adv="none", total_timesteps=100, runs_dir=str(tmp_path), run_name="a")  # fmt: skip
     module.train(args)
-    weight, ratio = seen[0]
+    (logprob, old_logprob, advantages, weight), (value, old_value, returns) = seen["policy"], seen["value"]
     assert weight.shape == (11, 16)
     assert (weight[10] == 0).all() and (weight[:10] == 1).all()
-    assert (ratio[weight > 0] - 1).abs().max() <= 1e-5  # across resets and stored states
+    counts = weight > 0
+    assert (logprob - old_logprob)[counts].abs().max() <= 1e-5  # across resets and stored states
+    assert (value - old_value)[counts].abs().max() <= 1e-5 < old_value[counts].std()
+    assert (returns - old_value - advantages)[counts].abs().max() <= 1e-5 < advantages[counts].std()
 
 
 @pytest.mark.parametrize("memory", ["none", "lstm"])

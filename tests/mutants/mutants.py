@@ -27,6 +27,8 @@ MUTANTS = [
     (L, "min for max in the clipped value loss", "error = torch.max(error,", "error = torch.min(error,", GAE, "value_loss"),
     (L, "advantage statistics include final rows", "centred = advantages - weighted_mean(advantages, weight)", "centred = advantages - advantages.mean()", GAE, "normalize"),
     (L, "the unbiased deviation, nan for one row", "(weighted_mean(centred**2, weight).sqrt() + 1e-8)", "(centred.std() + 1e-8)", GAE, "normalize"),
+    (L, "the entropy bonus is left out", "            if ent_coef:", "            if not ent_coef:", VARIANTS, "one_rank"),
+    (L, "old values are one row late", "torch.stack([logprobs, values[:T],", "torch.stack([logprobs, values[1:],", "test_rollout.py", "rollout_computed"),
     # The recurrence
     (L, "the token leaves the forget gate open", "torch.tensor([1.0, 1.0, 0.0, 1.0])", "torch.tensor([1.0, 0.0, 0.0, 1.0])", REC, "fused"),
     (L, "the token leaves the input gate open", "torch.tensor([1.0, 1.0, 0.0, 1.0])", "torch.tensor([0.0, 1.0, 0.0, 1.0])", REC, "fused"),
@@ -55,7 +57,7 @@ MUTANTS = [
     (L, "a checkpoint is written in place", 'with open(path.with_suffix(".tmp"), "wb")', 'with open(path, "wb")', RUN, "full_disk"),
     (L, "checkpoints run code", "weights_only=True", "weights_only=False", RUN, "checkpoints"),
     (L, "a nan reward trains on", '("reward", rewards)', '("reward", rewards[:0])', RUN, "faults"),
-    (L, "truncation bootstrapped after the state was zeroed", "actions[t], logprobs[t], values[t], state = agent.act(row, state)", "actions[t], logprobs[t], values[t], state = agent.act(row, agent.next_state(state, torch.from_numpy(final[t])))", "test_rollout.py", "rows_states"),
+    (L, "truncation bootstrapped after the state was zeroed", "logprob, value, state = agent.act(row, state)", "logprob, value, state = agent.act(row, agent.next_state(state, torch.from_numpy(final[t])))", "test_rollout.py", "rows_states"),
     (L, "velocities of the wrong entries", '"CartPole": [1, 3]', '"CartPole": [0, 2]', "test_envs.py", "poc or velocity"),
     (L, "a state of NaN survives a reset", "return state.where(~final[:, None], 0.0)", "return state * ~final[:, None]", AGENT, "nan"),
     (L, "the stepsize is annealed by finished episodes", 'progress = run["global_step"] / args.total_timesteps', 'progress = min(1, run["episodes"] / args.total_timesteps)', VARIANTS, "one_rank and rppo_lstm"),
@@ -79,6 +81,7 @@ MUTANTS = [
     (C, "statistics are not saved", 'self.register_buffer(name, torch.full(shape, value, dtype=torch.float64))', 'self.register_buffer(name, torch.full(shape, value, dtype=torch.float64), persistent=False)', CONTINUOUS, "numpys or resumed"),
     (C, "statistics move in evaluation", "state = self.initial_state(len(row[0])) if state is None else state\n", "state = self.initial_state(len(row[0])) if state is None else state\n        self.obs_stats.update(row[0])\n", CONTINUOUS, "freeze"),
     # The GRU, Atari, data parallelism
+    (G, "old values are one row late", "torch.stack([logprobs, values[:T],", "torch.stack([logprobs, values[1:],", "test_atari.py", "first_minibatch"),
     (G, "the token leaves the update gate open", "torch.tensor([1.0, 1.0, 0.0]).repeat", "torch.tensor([1.0, 0.0, 0.0]).repeat", REC, "fused"),
     (G, "the reset gate is left open, so its bias speaks", "torch.tensor([1.0, 1.0, 0.0]).repeat", "torch.tensor([0.0, 1.0, 0.0]).repeat", REC, "fused"),
     (G, "the input's bias survives the reset", "x = torch.cat([x * alive, alive, token], -1)", "x = torch.cat([x * alive, torch.ones_like(alive), token], -1)", REC, "fused"),
@@ -114,6 +117,6 @@ MUTANTS = [
     (M, "truncations are terminations", "compute_gae(b_rewards, values, b_terminated,", "compute_gae(b_rewards, values, done,", VARIANTS, "one_rank"),
     (M, "sequences start from zeros", "states[t // seq_len] = state", "states[t // seq_len] = 0 * state", VARIANTS, "one_rank"),
     (M, "the value loss has a half", "v_loss = weighted_mean(", "v_loss = 0.5 * weighted_mean(", VARIANTS, "one_rank"),
-    (M, "minibatches read (N, T) for (T, N)", "which, env = sequences // N, sequences % N", "which, env = sequences % len(starts), sequences // len(starts) * 0", VARIANTS, "one_rank"),
+    (M, "minibatches read (N, T) for (T, N)", "zip((order // N).chunk(minibatches), (order % N).chunk(minibatches))", "zip((order % len(starts)).chunk(minibatches), (order // len(starts) * 0).chunk(minibatches))", VARIANTS, "one_rank"),
     (M, "old log-probabilities are of statistics that acting had not", "        valid, done = ~b_final[:T], b_terminated | b_truncated\n", "        valid, done = ~b_final[:T], b_terminated | b_truncated\n        agent.obs_stats.update(b_obs[0][:T][valid], comm)\n        logprobs, _, values = (x.detach() for x in agent.evaluate_actions(b_obs, state, b_final, actions))\n", "test_rollout.py", "behaviour"),
 ]  # fmt: skip
