@@ -642,7 +642,7 @@ def train(args: Args) -> Agent:
             episode_return, episode_length = np.zeros(N), np.zeros(N, int)
 
         # --- rollout ---
-        acted, returned, lengths = [], [], []  # what each row gives; of the episodes that end in it
+        acted, returned, lengths = [], [], []  # of its rows; of the episodes that end in it
         # The outer autocast, though off, keeps the encoder's bfloat16 weights from row to row; inference_mode
         # instead of no_grad would convert them at each.
         with torch.no_grad(), torch.autocast(device.type, enabled=False):

@@ -649,7 +649,7 @@ def train(args: Args) -> Agent:
         wandb.init(project=args.wandb_project, entity=args.wandb_entity, name=args.run_name, dir=str(run_dir),
                    config=asdict(args), sync_tensorboard=True)
 
-    # What environments return is stored as numpy arrays, what the agent returns as tensors, row by row.
+    # What environments return is stored in numpy arrays, what the agent returns in a list of rows.
     raw, info = attempt("its first reset", envs.reset, seed=args.seed)
     obs = [np.zeros((T + 1, *x.shape), x.dtype) for x in agent.observe(raw, info)]
     final = np.zeros((T + 1, N), bool)  # obs[t] is the last of its episode
@@ -679,7 +679,7 @@ def train(args: Args) -> Agent:
             episode_return, episode_length = np.zeros(N), np.zeros(N, int)
 
         # --- rollout ---
-        acted, returned, lengths = [], [], []  # what each row gives; of the episodes that end in it
+        acted, returned, lengths = [], [], []  # of its rows; of the episodes that end in it
         with torch.inference_mode():
             for t in range(T):
                 if t in starts:
