@@ -708,8 +708,11 @@ def train(args: Args) -> Agent:
             v_loss = value_loss(value, old_value, return_, weight, vf_clip)
             mean_entropy = weighted_mean(entropy, weight)
             share = weight.sum() / all_sum(weight.sum()).clamp(min=1e-8)  # this process's, of the rows
+            loss = policy_loss + args.vf_coef * v_loss
+            if ent_coef:  # else its backward pass is time for nothing
+                loss = loss - ent_coef * mean_entropy
             optimizer.zero_grad()
-            ((policy_loss + args.vf_coef * v_loss - ent_coef * mean_entropy) * share).backward()
+            (loss * share).backward()
             statistics = torch.stack([policy_loss, v_loss, mean_entropy, approx_kl, clipfrac]).detach()
             losses.append(sum_gradients(agent, statistics * share))
             if args.target_kl is not None and losses[-1][3] > 1.5 * args.target_kl:  # alike everywhere
