@@ -215,12 +215,22 @@ def init(layer: Any, std: float = 2**0.5) -> nn.Module:
     nn.init.zeros_(layer.bias)
     return layer
 
+class ColumnConv2d(nn.Conv2d):
+    """The same convolution, which takes as many columns as its stride has for one with so many times the
+    channels. Where channels come last in memory that is a view, and kernels for few channels are slow."""
+    def forward(self, x: Tensor) -> Tensor:
+        """Images (M, C, height, width), the width a multiple of the stride -> (M, filters, ...)."""
+        s = self.stride[1]
+        x = x.permute(0, 2, 3, 1).unflatten(2, (-1, s)).flatten(3).permute(0, 3, 1, 2)
+        weight = self.weight.unflatten(3, (-1, s)).permute(0, 4, 1, 2, 3).flatten(1, 2)
+        return nn.functional.conv2d(x, weight, self.bias, (s, 1))
+
 def nature_cnn(channels: int, height: int, width: int) -> nn.Sequential:
     """Images (M, C, height, width), scaled to [0, 1] -> features (M, 512) (Mnih et al. 2015). Channels come
     last in memory; a convolution as large as its input is the linear layer that needs no copy for that."""
     layers: list[nn.Module] = []
     for filters, kernel, stride in (32, 8, 4), (64, 4, 2), (64, 3, 1):
-        layers += [init(nn.Conv2d(channels, filters, kernel, stride)), nn.ReLU(inplace=True)]
+        layers += [init(ColumnConv2d(channels, filters, kernel, stride)), nn.ReLU(inplace=True)]
         channels, height, width = filters, (height - kernel) // stride + 1, (width - kernel) // stride + 1
     layers += [init(nn.Conv2d(channels, 512, (height, width))), nn.ReLU(inplace=True), nn.Flatten()]
     return nn.Sequential(*layers).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
