@@ -20,6 +20,7 @@ with the state that the memory has there, bootstraps a truncated episode. After 
 Shapes: B sequences of L rows in a minibatch, F features, H hidden units, S rows of rnn_state (one a layer),
 C stacked frames of 84 x 84, A actions.
 """
+import ctypes
 import io
 import json
 import os
@@ -49,6 +50,10 @@ SCRIPT = "rppo_gru_atari"
 if torch.backends.cpu.get_cpu_capability().startswith("AVX"):  # AVX2 or AVX512
     # On AMD's processors MKL takes 13 times as long for a tanh, 7 for an exp, unless it is told 5, AVX2.
     os.environ.setdefault("MKL_VML_DEBUG_CPU_TYPE", "5")
+if sys.platform == "linux":
+    # glibc returns freed activations to the kernel and faults them in again, up to a tenth of an iteration,
+    # unless it is told how much to keep (M_TOP_PAD is -2).
+    ctypes.CDLL(None).mallopt(-2, 2**31 - 1)
 
 @dataclass
 class Args:

@@ -425,6 +425,19 @@ def runs(tmp_path_factory):
     return folder, *one, *two
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc")
+def test_memory_of_freed_activations_is_kept():
+    """100 tensors of 8 MiB, five at a time: their 10,240 pages are faulted in once, not 20 times."""
+    code = f"""import sys; sys.path.insert(0, {str(ROOT)!r}); import resource, rppo_gru_atari, torch
+kept = [torch.ones(2**21) for _ in range(5)]
+kept, before = None, resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(20): kept = [torch.ones(2**21) for _ in range(5)]; kept = None
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) <= 10_240
+
+
 def test_two_processes_take_the_gradient_of_one(runs):
     """On the same rows, of which the two have unequal numbers that count; and all that is logged agrees."""
     folder, one, a, b = runs
