@@ -8,9 +8,12 @@
 Breakout, 8 environments x 128 steps, 4 epochs, 4 minibatches of 2 environments' whole rollouts, one grey 84 x 84 frame,
 Nature CNN 512 and one recurrent layer of 128 that actor and critic share. `per-step loop` is ours in float32 with the
 memory replayed row by row, the state zeroed after final rows, in the plain memory format: the usual way to write it. The
-peer plays the same ale_py vector environment as ours, which is faster than its own wrappers. SPS are environment steps a
-second of training; the first iteration is left out for all. `cpu_sps` are those a second of the process's CPU time, which
-on one core of a machine that others use, too, says more. Medians, ratios and every repeat are printed and saved.
+peer plays the same ale_py vector environment as ours, which is faster than its own wrappers.
+
+Each system is a process of its own, since rppo_gru_atari.py sets two things for its process that the peer would profit from,
+too: which functions MKL takes, and what glibc does with freed memory. The processes train in turn, an iteration each, while
+the others wait, so that a host whose speed changes changes it for all. SPS are environment steps a second of training; the
+first round is left out. `cpu` is by the process's CPU time, which on a core that others use, too, says more.
 """
 
 import importlib.util
@@ -22,6 +25,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -35,13 +39,13 @@ from learning import machine  # noqa: E402
 
 @dataclass
 class Options:
-    repeats: int = 3  # of each system, in turn
-    iterations: int = 6  # timed iterations a repeat
-    short: bool = False  # one repeat of two iterations
+    iterations: int = 20  # timed iterations of each system, in turn; of each run of the cores section
+    short: bool = False  # two iterations
     threads: int = 1  # torch threads of every system
     sections: tuple[str, ...] = ("speed",)  # speed, memory, cores
     out: str | None = None  # file for the figures (JSON)
-    memory_of: str | None = None  # used by the memory section, which measures in a process of its own
+    one: str | None = None  # used by the speed section, each of whose systems is a process of its own
+    memory_of: str | None = None  # used by the memory section, likewise
 
 
 def load_script():
@@ -53,7 +57,18 @@ def load_script():
     return module
 
 
-def ours(threads: int, iterations: int, loop: bool = False, **flags) -> dict[str, float]:
+clocks = [0.0, 0.0]  # of the wall and of the process, when this turn began
+
+
+def turn(steps: int) -> None:
+    """Ends this process's turn, in which it took so many environment steps, and waits for its next one."""
+    wall, cpu = time.perf_counter() - clocks[0], time.process_time() - clocks[1]
+    print(json.dumps({"steps": steps, "wall": wall, "cpu": cpu}), flush=True)
+    sys.stdin.readline() or sys.exit()
+    clocks[:] = time.perf_counter(), time.process_time()
+
+
+def ours(threads: int, loop: bool = False, **flags) -> None:
     module = load_script()
 
     def forward(self, x, state, final):
@@ -64,11 +79,11 @@ def ours(threads: int, iterations: int, loop: bool = False, **flags) -> dict[str
             state = state * (~end[:, None])
         return torch.stack(outputs)
 
-    ticks, compute_gae = [], module.compute_gae
+    compute_gae = module.compute_gae
 
-    def ticking(*inputs):  # once an iteration
-        ticks.append((time.process_time(), int(inputs[0].numel())))
-        return compute_gae(*inputs)
+    def ticking(rewards, values, terminated, done, *rest):  # once an iteration; a row after a done one is no step
+        turn(int(rewards.numel() - done.sum()))
+        return compute_gae(rewards, values, terminated, done, *rest)
 
     module.compute_gae = ticking
     if loop:
@@ -76,20 +91,14 @@ def ours(threads: int, iterations: int, loop: bool = False, **flags) -> dict[str
         channels_last = module.Encoder.__init__
         module.Encoder.__init__ = lambda self, *inputs: channels_last(self, *inputs) or setattr(
             self, "cnn", self.cnn.to(memory_format=torch.contiguous_format))
-    with tempfile.TemporaryDirectory() as folder:
-        args = module.Args(env_id="ALE/Breakout-v5", torch_threads=threads, runs_dir=folder, run_name="w2",
-                           checkpoint_every=10**6, **flags)  # fmt: skip
-        args.total_timesteps = int(args.num_envs * args.num_steps * (iterations + 0.5))  # and the first, not timed
-        module.train(args)
-        result = json.loads(Path(folder, "w2", "result.json").read_text())
-    cpu_sps = sum(rows for _, rows in ticks[1:]) / (ticks[-1][0] - ticks[0][0])
-    return {"sps": result["sps"], "cpu_sps": cpu_sps, "rollout_ms": 1e3 * result["rollout_seconds"] / iterations,
-            "update_ms": 1e3 * result["update_seconds"] / iterations}  # fmt: skip
+    module.train(module.Args(env_id="ALE/Breakout-v5", torch_threads=threads, runs_dir=tempfile.mkdtemp(),
+                             checkpoint_every=10**6, **flags))  # fmt: skip
 
 
-def peer(threads: int, iterations: int) -> dict[str, float]:
+def peer(threads: int) -> None:
     from ale_py import AtariVectorEnv
     from sb3_contrib import RecurrentPPO
+    from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.vec_env import VecEnv
 
     class Games(VecEnv):
@@ -128,15 +137,48 @@ def peer(threads: int, iterations: int) -> dict[str, float]:
         def env_is_wrapped(self, wrapper, indices=None):
             return [False] * 8
 
+    class Turns(BaseCallback):
+        def _on_rollout_end(self):
+            turn(1024)
+
+        def _on_step(self):
+            return True
+
     torch.set_num_threads(threads)
     policy = {"lstm_hidden_size": 128, "shared_lstm": True, "enable_critic_lstm": False, "net_arch": []}
     model = RecurrentPPO("CnnLstmPolicy", Games(), n_steps=128, batch_size=256, n_epochs=4, learning_rate=2.5e-4,
                          clip_range=0.1, ent_coef=0.01, seed=1, device="cpu", policy_kwargs=policy)  # fmt: skip
-    model.learn(1024)
-    started, cpu = time.perf_counter(), time.process_time()
-    model.learn(1024 * iterations)
-    return {"sps": 1024 * iterations / (time.perf_counter() - started),
-            "cpu_sps": 1024 * iterations / (time.process_time() - cpu)}  # fmt: skip
+    model.learn(10**9, Turns())
+
+
+SYSTEMS = {
+    "ours, float32": ours,
+    "ours, --amp": partial(ours, amp=True),
+    "per-step loop": partial(ours, loop=True),
+    "sb3-contrib": peer,
+}
+
+
+def speed(threads: int, iterations: int) -> dict[str, list[dict[str, float]]]:
+    """Each system's turns, without its start and its first iteration."""
+    turns: dict[str, list[dict[str, float]]] = {name: [] for name in SYSTEMS}
+    with tempfile.TemporaryDirectory() as folder:
+        processes = {}
+        for _ in range(iterations + 2):
+            for name in SYSTEMS:
+                if name not in processes:
+                    processes[name] = subprocess.Popen(
+                        [sys.executable, __file__, "--one", name, "--threads", str(threads)], stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env={**os.environ, "TMPDIR": folder},
+                    )  # fmt: skip
+                else:
+                    print(file=processes[name].stdin, flush=True)
+                line = next(line for line in processes[name].stdout if line.startswith('{"steps"'))
+                turns[name].append(json.loads(line))
+        for process in processes.values():
+            process.kill()
+            process.wait()
+    return {name: of[2:] for name, of in turns.items()}
 
 
 def from_shell(processes: int, threads: int, iterations: int, *flags: str) -> float:
@@ -163,6 +205,8 @@ def memory(threads: int) -> dict[str, float]:
 
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
+    if options.one:
+        SYSTEMS[options.one](options.threads)
     if options.memory_of:
         module = load_script()
         if options.memory_of != "imports":
@@ -175,31 +219,25 @@ def main() -> None:
         peak = next(line for line in Path("/proc/self/status").read_text().split("\n") if line.startswith("VmHWM"))
         print(int(peak.split()[1]) / 2**10)
         return
-    repeats, iterations = (1, 2) if options.short else (options.repeats, options.iterations)
+    iterations = 2 if options.short else options.iterations
     figures: dict = {"machine": machine(), "torch": torch.__version__, "date": time.strftime("%Y-%m-%d"),
                      "threads": options.threads, "iterations": iterations}  # fmt: skip
     if "speed" in options.sections:
-        systems = {
-            "ours, float32": lambda: ours(options.threads, iterations),
-            "ours, --amp": lambda: ours(options.threads, iterations, amp=True),
-            "per-step loop": lambda: ours(options.threads, iterations, loop=True),
-            "sb3-contrib": lambda: peer(options.threads, iterations),
-        }
-        runs: dict[str, list[dict]] = {name: [] for name in systems}
-        for _ in range(repeats):
-            for name, system in systems.items():
-                runs[name].append(system())
-        medians = {kind: {name: statistics.median(r[kind] for r in rs) for name, rs in runs.items()}
-                   for kind in ("sps", "cpu_sps")}  # fmt: skip
-        figures["speed"] = {"medians": medians, "runs": runs}
-        for kind, of in medians.items():
-            for name, sps in of.items():
-                print(f"{kind:7} {name:14} {sps:7,.0f}  {sps / of['sb3-contrib']:.1f} x sb3-contrib   "
-                      f"{[round(r[kind]) for r in runs[name]]}", flush=True)  # fmt: skip
+        turns = speed(options.threads, iterations)
+        seconds = {name: np.array([[t["wall"], t["cpu"]] for t in of]) for name, of in turns.items()}
+        steps = {name: np.mean([t["steps"] for t in of]) for name, of in turns.items()}
+        figures["speed"] = {"turns": turns, "sps": {}, "ratio": {}}
+        for name, of in seconds.items():
+            per_second = steps[name] / np.median(of, 0)
+            ratios = steps[name] / of / (steps["sb3-contrib"] / seconds["sb3-contrib"])  # round by round
+            low, ratio, high = np.percentile(ratios, [25, 50, 75], axis=0)
+            figures["speed"]["sps"][name], figures["speed"]["ratio"][name] = per_second.tolist(), ratio.tolist()
+            print(f"{name:14} {per_second[0]:5,.0f} steps/s, {ratio[0]:.2f} x sb3-contrib (quartiles {low[0]:.2f}, {high[0]:.2f}); "
+                  f"cpu {per_second[1]:5,.0f}, {ratio[1]:.2f} ({low[1]:.2f}, {high[1]:.2f})", flush=True)  # fmt: skip
     if "cores" in options.sections:
         layouts = [(1, 1), (1, 2), (2, 1)]
         sps: dict[str, list[float]] = {}
-        for _ in range(repeats):
+        for _ in range(3):
             for flags in [], ["--amp"]:
                 for layout in layouts:
                     name = "{} processes x {} threads {}".format(*layout, " ".join(flags)).strip()
