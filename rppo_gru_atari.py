@@ -50,10 +50,10 @@ SCRIPT = "rppo_gru_atari"
 if torch.backends.cpu.get_cpu_capability().startswith("AVX"):  # AVX2 or AVX512
     # On AMD's processors MKL takes 13 times as long for a tanh, 7 for an exp, unless it is told 5, AVX2.
     os.environ.setdefault("MKL_VML_DEBUG_CPU_TYPE", "5")
-if sys.platform == "linux":
+if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
     # glibc returns freed activations to the kernel and faults them in again, up to a tenth of an iteration,
     # unless it is told how much to keep (M_TOP_PAD is -2).
-    ctypes.CDLL(None).mallopt(-2, 2**31 - 1)
+    libc.mallopt(-2, 2**31 - 1)
 
 @dataclass
 class Args:
