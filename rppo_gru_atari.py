@@ -224,7 +224,7 @@ class ColumnConv2d(nn.Conv2d):
     """The same convolution, which takes as many columns as its stride has for one with so many times the
     channels. Where channels come last in memory that is a view, and kernels for few channels are slow."""
     def forward(self, x: Tensor) -> Tensor:
-        """Images (M, C, height, width), the width a multiple of the stride -> (M, filters, ...)."""
+        """Images (M, C, height, width) -> (M, filters, ...); stride divides the width and the kernel's."""
         s = self.stride[1]
         x = x.permute(0, 2, 3, 1).unflatten(2, (-1, s)).flatten(3).permute(0, 3, 1, 2)
         weight = self.weight.unflatten(3, (-1, s)).permute(0, 4, 1, 2, 3).flatten(1, 2)
@@ -261,7 +261,7 @@ class GRULayer(torch.autograd.Function):
     """One GRU layer for CPUs, its backward pass written out, which takes half the time of torch.gru's when
     sequences are few: that one records and differentiates a dozen small operations a row.
 
-    With r, z and n as in ResetGRU and m = U_n h + c_n, it carries a = dloss/dh' from row to row. By the sums
+    With r, z and n as in ResetGRU and m = U_n h + c_n, a = dloss/dh' is carried from row to row. By the sums
     that tanh and sigmoid are taken of, the derivatives are d_n = (1 - z) (1 - n^2) a, d_r = m r (1 - r) d_n,
     d_z = z (1 - z) (h - n) a and d_m = r d_n. By h they are z a + U^T (d_r, d_z, d_m).
     """
@@ -704,8 +704,8 @@ def train(args: Args) -> Agent:
 
         # --- rollout ---
         acted, returned, lengths = [], [], []  # of its rows; of the episodes that end in it
-        # The outer autocast, though off, keeps the encoder's bfloat16 weights from row to row; inference_mode
-        # instead of no_grad would convert them at each.
+        # The outer autocast, though off, keeps the bfloat16 weights of the CNN's large last layer from row to
+        # row; inference_mode instead of no_grad would convert them at each.
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
             for t in range(T):
                 if t in starts:

@@ -1,13 +1,13 @@
 """W2: training speed of rppo_gru_atari.py and sb3-contrib's CnnLstmPolicy on the same work, in turn, in one run.
 
-    taskset -c 0 python benchmarks/w2_atari.py            # needs the extras `atari` and `peers`; some ten minutes
-    taskset -c 0 python benchmarks/w2_atari.py --short    # one repeat of two timed iterations
+    taskset -c 0 python benchmarks/w2_atari.py            # needs the extras `atari` and `peers`; some five minutes
+    taskset -c 0 python benchmarks/w2_atari.py --short    # two timed iterations
     python benchmarks/w2_atari.py --sections memory       # peak memory with 64 environments x 128 steps
     python benchmarks/w2_atari.py --sections cores        # two cores: as two threads, as two processes of torchrun
 
 Breakout, 8 environments x 128 steps, 4 epochs, 4 minibatches of 2 environments' whole rollouts, one grey 84 x 84 frame,
 Nature CNN 512 and one recurrent layer of 128 that actor and critic share. `per-step loop` is ours in float32 with the
-memory replayed row by row, the state zeroed after final rows, in the plain memory format: the usual way to write it. The
+memory replayed row by row, the state zeroed after final rows, and plain convolutions: the usual way to write it. The
 peer plays the same ale_py vector environment as ours, which is faster than its own wrappers.
 
 Each system is a process of its own, since rppo_gru_atari.py sets two things for its process that the peer would profit from,
@@ -88,6 +88,7 @@ def ours(threads: int, loop: bool = False, **flags) -> None:
     module.compute_gae = ticking
     if loop:
         module.ResetGRU.forward = forward
+        module.ColumnConv2d = torch.nn.Conv2d
         channels_last = module.Encoder.__init__
         module.Encoder.__init__ = lambda self, *inputs: channels_last(self, *inputs) or setattr(
             self, "cnn", self.cnn.to(memory_format=torch.contiguous_format))
