@@ -359,7 +359,7 @@ def check(fine, message: str) -> None:
 
 
 def check_args(args: Args) -> None:
-    """Raises ArgumentError for the first flag that cannot work, before any work is done."""
+    """Raises ArgumentError for the first flag that cannot work."""
     for name, value in vars(args).items():
         if type(value) in (int, float):
             low = int(type(value) is int and name not in ("seed", "seq_len", "eval_episodes"))
