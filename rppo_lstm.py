@@ -55,7 +55,7 @@ class Args:
     total_timesteps: int = 500_000  # environment steps to train for
     seed: int = 1  # the same seed gives the same run
     cuda: bool = False  # train on the GPU
-    torch_threads: int = 1  # CPU threads; more help large networks only
+    torch_threads: int = 1  # CPU threads; more pay for large networks
 
     num_envs: int = 8  # parallel environments (N)
     num_steps: int = 128  # time steps of a rollout (T)

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from mutants import MUTANTS
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "mutants.json"
 SECONDS = 900  # a mutant may make a job of several processes hang, whose tests have time limits of their own
 
