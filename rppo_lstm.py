@@ -18,8 +18,8 @@ Gymnasium's vector environments return its last observation as a time step of it
     6      the next episode's first     played
 
 A final step counts in no loss. Its value, from the state that the LSTM has there, bootstraps a
-truncated episode. Letters in shapes: S sequences of L steps, B of them in a minibatch; F features,
-H hidden units; K components of an action, A choices of each.
+truncated episode. Shapes: S sequences of L steps, B of them in a minibatch; observations of n
+numbers, F features, H hidden units; K components of an action, A choices of each.
 """
 
 import json
@@ -51,7 +51,7 @@ SCRIPT = "rppo_lstm"
 class Args:
     env_id: str = "CartPole-v1"  # Gymnasium's id; my_module:MyEnv-v0 imports my_module
     mask_velocity: bool = False  # hide the velocities: the task needs memory
-    async_envs: bool = False  # a process for each environment, for slow ones
+    async_envs: bool = False  # a process for each environment
     total_timesteps: int = 500_000  # environment steps to train for
     seed: int = 1  # the same seed gives the same run
     cuda: bool = False  # train on the GPU
@@ -59,8 +59,8 @@ class Args:
 
     num_envs: int = 8  # parallel environments (N)
     num_steps: int = 128  # time steps of a rollout (T)
-    seq_len: int = 0  # steps of a training sequence (L), which gradients never leave; 0: T
-    num_minibatches: int = 4  # of whole sequences, in each epoch
+    seq_len: int = 0  # steps that gradients flow back through, a sequence (L); 0: T
+    num_minibatches: int = 4  # of an epoch, made of whole sequences
     update_epochs: int = 4  # passes over a rollout
     gamma: float = 0.99  # discount factor
     gae_lambda: float = 0.95  # lambda of generalised advantage estimation
@@ -69,7 +69,7 @@ class Args:
     encoder_size: int = 64  # units of the layer before the LSTM
     hidden_size: int = 128  # units of the LSTM (H)
     separate_critic: bool = False  # the critic has an LSTM of its own
-    ablate_memory: bool = False  # zero the LSTM's state before every step: a control
+    ablate_memory: bool = False  # keep no state from step to step, L = 1: a control
 
     learning_rate: float = 1e-3  # of Adam
     anneal_lr: bool = True  # the learning rate falls linearly to 0
@@ -79,7 +79,7 @@ class Args:
     max_grad_norm: float = 0.5  # the norm to which gradients are clipped
     target_kl: float = np.inf  # an update ends where the estimated KL exceeds 1.5 times this
 
-    runs_dir: str = "runs"  # where the run's directory is made
+    runs_dir: str = "runs"  # directory of the run directories
     run_name: str | None = None  # its name; None: env_id__script__seed__time
     track: bool = False  # log to Weights & Biases, too
     eval_episodes: int = 10  # deterministic episodes after training, or of --play
@@ -99,10 +99,10 @@ class ResetLSTM(nn.Module):
     """An LSTM whose state is zero after every final step, and that replays rollouts in one call.
 
     Its definition is a loop: state = cell(x[t], state), then state = 0 if final[t]. A fused call
-    cannot stop for that. But nobody reads the output of a final step, so on replay that step can
-    *be* the reset: its input becomes (0, ..., 0, -1e4), whose last feature, of constant weights,
-    closes the input, forget and output gates. sigmoid(-1e4) is exactly 0 in floating point, so
-    that c = 0 and h = 0, and no gradient passes.
+    cannot stop for that. But no loss reads the output of a final step, so on replay that step can
+    *be* the reset: its input becomes (0, ..., 0, -1e4), and the last feature's weights are fixed: 1
+    to the input and forget gates, else 0. sigmoid(-1e4) is exactly 0 in floating point, so that
+    c = f c + i g = 0 and h = o tanh(c) = 0, and no gradient passes.
     """
 
     def __init__(self, input_size: int, hidden_size: int):
@@ -110,7 +110,7 @@ class ResetLSTM(nn.Module):
         self.cell = nn.LSTMCell(input_size, hidden_size)
         for name, parameter in self.cell.named_parameters():
             nn.init.zeros_(parameter) if "bias" in name else nn.init.orthogonal_(parameter)
-        closes = torch.tensor([[1.0], [1.0], [0.0], [1.0]])  # input, forget, (candidate), output
+        closes = torch.tensor([[1.0], [1.0], [0.0], [0.0]])  # gates i, f, g, o
         self.closes = nn.Buffer(closes.repeat_interleave(hidden_size, 0), persistent=False)
         self.reset = nn.Buffer(torch.tensor([0.0] * input_size + [-1e4]), persistent=False)
 
@@ -131,7 +131,7 @@ class ResetLSTM(nn.Module):
 
 
 def linear(inputs: int, outputs: int, std: float = 2**0.5) -> nn.Linear:
-    """Orthogonal weights, zero biases (Huang et al. 2022, "37 implementation details of PPO")."""
+    """Orthogonal weights, zero biases ("37 implementation details of PPO", 2022)."""
     layer = nn.Linear(inputs, outputs)
     nn.init.orthogonal_(layer.weight, std)
     nn.init.zeros_(layer.bias)
@@ -145,7 +145,7 @@ class Agent(nn.Module):
         super().__init__()
         self.args, self.action_space = args, envs.single_action_space
         choices = num_choices(self.action_space)
-        self.exists = np.arange(choices.max()) < choices[:, None]  # (K, A): choices may be fewer
+        self.exists = np.arange(choices.max()) < choices[:, None]  # (K, A): k may have < A choices
         inputs = spaces.flatdim(envs.single_observation_space)
         self.encoder = nn.Sequential(linear(inputs, args.encoder_size), nn.Tanh())
         self.lstm = ResetLSTM(args.encoder_size, args.hidden_size)
@@ -222,7 +222,7 @@ class RunningMeanStd(nn.Module):
 
 def discounted_sums(rewards, done, carried, gamma: float) -> np.ndarray:
     """G_t = r_t + gamma G_{t-1} within an episode; rewards, done and G are (T, N). carried (N,) is
-    gamma G_{-1} of the rollout before, and is updated for the next."""
+    gamma times the last G of the rollout before; it is updated for the next."""
     sums = np.zeros_like(rewards)
     for t in range(len(rewards)):
         sums[t] = rewards[t] + carried
@@ -313,8 +313,8 @@ def train(args: Args) -> Agent:
         # Update, in minibatches of whole sequences
         remaining = 1 - run.step / args.total_timesteps if args.anneal_lr else 1
         optimizer.param_groups[0]["lr"] = remaining * args.learning_rate
-        logprobs = logp.gather(-1, actions.unsqueeze(-1)).sum((-2, -1))
-        targets = torch.stack([logprobs, tensor(advantages), tensor(returns)], -1)
+        old_logprob = logp.gather(-1, actions.unsqueeze(-1)).sum((-2, -1))
+        targets = torch.stack([old_logprob, tensor(advantages), tensor(returns)], -1)
         rollout = tensor(obs[:T]), tensor(legal[:T]), tensor(final[:T]), actions, targets
         chunks = [x.unflatten(0, (T // L, L)).transpose(0, 1) for x in rollout]  # (L, T/L, N, ...)
         s_obs, s_legal, s_final, s_actions, s_targets = (x.flatten(1, 2) for x in chunks)
@@ -323,7 +323,7 @@ def train(args: Args) -> Agent:
         order = torch.cat([torch.randperm(S) for _ in range(args.update_epochs)])
         for batch in order.view(-1, S // args.num_minibatches):
             inputs = [x[:, batch] for x in (s_obs, s_legal, s_states, s_final, s_actions)]
-            counts = ~s_final[:, batch]  # (L, B); from here on (M,): steps that are not final
+            counts = ~s_final[:, batch]  # (L, B); below, (M,): the steps that count
             logprob, entropy, value = (x[counts] for x in agent.evaluate_actions(*inputs))
             old_logprob, advantage, return_ = s_targets[:, batch][counts].unbind(-1)
             if len(logprob) == 0:
@@ -518,11 +518,11 @@ class Run:
 
 
 def load(run_dir, agent: Agent | None = None) -> dict:
-    """Reads a run's agent.pt, running no code in it; the agent, if any, gets its weights."""
+    """Reads a run's agent.pt, running no code in it, and gives its weights to the agent."""
     file = Path(run_dir, "agent.pt")
     try:
         with open(file, "rb") as opened:
-            check(zipfile.ZipFile(opened).testzip() is None, "it is damaged")  # finds flipped bits
+            check(zipfile.ZipFile(opened).testzip() is None, "it is damaged")  # flipped bits
             opened.seek(0)
             saved = torch.load(opened, map_location="cpu", weights_only=True)
         check(saved["script"] == SCRIPT, f"{saved['script']}.py wrote it")
@@ -590,7 +590,7 @@ def main() -> None:
     except (Exception, KeyboardInterrupt) as error:
         if isinstance(error, Exception):
             traceback.print_exc()
-        if args.resume:
+        if args.resume and not args.play:
             print(f"to go on: python {sys.argv[0]} --resume {args.resume}", file=sys.stderr)
         sys.exit(1 if isinstance(error, Exception) else 130)
 

@@ -1,17 +1,22 @@
 """mkdocs hook: pages quote code, flags and figures from the repository when they are built, so they cannot rot.
 
 {{ source SCRIPT.NAME }} and {{ source SCRIPT.CLASS.METHOD }}   that block of SCRIPT.py
-{{ flags SCRIPT }}                                              every flag with its default and help
-{{ results NAME NAME ... }}                                     a table of benchmarks/results/NAME.json
+{{ flags SCRIPT }}               every flag with its default and help
+{{ results TASK TASK ... }}      rows of benchmarks/results/learning.csv
+{{ throughput SECTION }}         rows of benchmarks/results/throughput.csv
+{{ recipe NAME }}                docs/recipes/NAME.py
 A name that does not exist fails the build.
 """
 
 import ast
-import json
+import csv
 import re
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import plot  # noqa: E402
 
 
 def source(path: str) -> str:
@@ -40,23 +45,30 @@ def flags(script: str) -> str:
     return "\n".join(rows)
 
 
-def results(names: str) -> str:
-    rows = ["| run | seeds | return of the final agents: interquartile mean [95 %] | worst seed | wall, median | commit |",
-            "|---|---|---|---|---|---|"]  # fmt: skip
-    for name in names.split():
-        result = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
-        done = [s for s in result["seeds"].values() if "eval_mean" in s]
-        failed = len(result["seeds"]) - len(done)
-        seconds = sorted(s["shell_seconds"] for s in done if "shell_seconds" in s)  # peer.py does not take it
-        e = result["eval"]
-        rows.append(
-            f"| `python {result['script']} {result['flags']}` | {len(done)}{f' ({failed} failed)' if failed else ''} "
-            f"| {e['iqm']:.2f} [{e['low']:.2f}, {e['high']:.2f}] | {min(s['eval_mean'] for s in done):.2f} "
-            f"| {f'{seconds[len(seconds) // 2]:.0f} s' if seconds else ''} | {result['commit']} |"
-        )
-    return "\n".join(rows)
+def results(tasks: str) -> str:
+    """Of benchmarks/results/learning.csv, as `python benchmarks/plot.py table TASK ...` prints it."""
+    return plot.table(tasks.split())
+
+
+def throughput(section: str) -> str:
+    """The latest rows of a section of benchmarks/results/throughput.csv, with ratios to the peer's."""
+    with open(ROOT / "benchmarks/results/throughput.csv", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["section"] == section]
+    latest = {(row["work"], row["system"]): row for row in rows}
+    table = ["| work | system | SPS, median (min, max) | ratio | machine | commit |", "|---|---|---|---|---|---|"]
+    for (work, system), row in latest.items():
+        peers = [r for (w, s), r in latest.items() if w == work and not s.startswith("ours")]
+        ratio = f"{float(row['median']) / float(peers[0]['median']):.1f}" if peers else "-"
+        median, low, high = (f"{float(row[name]):,.0f}" for name in ("median", "min", "max"))
+        table.append(f"| {work} | {system} | {median} ({low}, {high}) | {ratio} | {row['machine']} | {row['commit']} |")
+    assert latest, f"throughput.csv has no section {section}"
+    return "\n".join(table)
+
+
+def recipe(name: str) -> str:
+    return f'```python title="docs/recipes/{name}.py"\n' + (ROOT / f"docs/recipes/{name}.py").read_text() + "```"
 
 
 def on_page_markdown(markdown: str, **_) -> str:
-    kinds = {"source": source, "flags": flags, "results": results}
-    return re.sub(r"\{\{ (source|flags|results) ([^}]+?) \}\}", lambda m: kinds[m[1]](m[2]), markdown)
+    kinds = {"source": source, "flags": flags, "results": results, "throughput": throughput, "recipe": recipe}
+    return re.sub(rf"\{{\{{ ({'|'.join(kinds)}) ([^}}]+?) \}}\}}", lambda m: kinds[m[1]](m[2]), markdown)

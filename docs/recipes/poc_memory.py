@@ -1,0 +1,56 @@
+"""An environment of your own: PocMemory, which side was the good one?
+
+    python docs/recipes/poc_memory.py                  # 61,000 steps
+    python docs/recipes/poc_memory.py --ablate-memory  # the control, which cannot do it
+
+The memory task of Pleines et al. (recurrent-ppo-truncated-bptt). The goals, +1 and -1 in random
+order, are visible during the first two steps only, in which nothing moves. Each step after them
+costs 0.1; the end of a side gives 1.6 times its goal. The optimum is a mean return of 1.2 with a
+success of 100 %; the best policy without memory gets 70 %.
+"""
+
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+import rppo_lstm
+
+
+class PocMemory(gym.Env):
+    """Observation: [left goal, position, right goal]. Action 1 moves 0.2 right, 0 left."""
+
+    observation_space = gym.spaces.Box(-1, 1, (3,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def observe(self):
+        goals = self.goals if self.steps <= 2 else (0, 0)
+        return np.array([goals[0], self.fifths / 5, goals[1]], np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.goals = self.np_random.permutation([-1, 1])
+        self.fifths = int(self.np_random.integers(-2, 3))  # the position, in exact steps of 0.2
+        self.steps = 0
+        return self.observe(), {}
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps <= 2:  # the goals are visible, and nothing moves
+            return self.observe(), 0.0, False, False, {}
+        self.fifths += 1 if action == 1 else -1
+        arrived = abs(self.fifths) == 5
+        reward = 1.6 * self.goals[int(self.fifths > 0)] if arrived else -0.1
+        return self.observe(), float(reward), arrived, False, {}
+
+
+# A time limit, because a bad policy may walk to and fro for ever.
+gym.register("PocMemory-v0", PocMemory, max_episode_steps=128)
+rppo_lstm.PRESETS["PocMemory-v0", False] = dict(total_timesteps=61_000)
+
+if __name__ == "__main__":
+    if not {"--resume", "--play"} & {*sys.argv}:
+        sys.argv[1:1] = ["--env-id", "PocMemory-v0"]
+    rppo_lstm.main()

@@ -1,0 +1,26 @@
+"""Starting from another run's weights: a new run, with new random numbers and a new optimiser.
+
+    python docs/recipes/warm_start.py runs/RUN --env-id CartPole-v1  # and any flag of rppo_lstm.py
+
+The network's flags (--hidden-size and the like) must be those of RUN; observations and actions
+must have the same shapes.
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+import rppo_lstm
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
+        sys.exit("usage: python docs/recipes/warm_start.py runs/RUN [flags of rppo_lstm.py]")
+    source = sys.argv.pop(1)
+
+    class WarmAgent(rppo_lstm.Agent):
+        def __init__(self, envs, args):
+            super().__init__(envs, args)
+            rppo_lstm.load(source, self)
+
+    rppo_lstm.Agent = WarmAgent
+    rppo_lstm.main()
