@@ -55,7 +55,7 @@ class Args:
     total_timesteps: int = 500_000  # environment steps to train for
     seed: int = 1  # the same seed gives the same run
     cuda: bool = False  # train on the GPU
-    torch_threads: int = 1  # CPU threads; more pay for large networks
+    torch_threads: int = 1  # CPU threads; more for large networks
 
     num_envs: int = 8  # parallel environments (N)
     num_steps: int = 128  # time steps of a rollout (T)
@@ -73,7 +73,7 @@ class Args:
 
     learning_rate: float = 1e-3  # of Adam
     anneal_lr: bool = True  # the learning rate falls linearly to 0
-    clip_coef: float = 0.2  # epsilon of the clipped surrogate
+    clip_coef: float = 0.2  # epsilon of the surrogate
     ent_coef: float = 0.0  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # the norm to which gradients are clipped
@@ -374,7 +374,7 @@ def check_args(args: Args) -> None:
 
 
 def check_finite(name: str, x) -> None:
-    """Raises FloatingPointError for the first number in x that is not finite."""
+    """Raises FloatingPointError for the first number of x that is not finite."""
     for index in np.argwhere(~np.isfinite(x))[:1].tolist():
         raise FloatingPointError(f"{name}{index} is {x[tuple(index)]}")
 

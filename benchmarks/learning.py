@@ -1,117 +1,306 @@
-"""Learning curves: one script, one set of flags, several seeds -> benchmarks/results/NAME.json.
+"""Trains the tasks below over seeds into results/learning.csv and results/curves.csv.
 
-    python benchmarks/learning.py --script rppo_lstm --name cartpole_novel --seeds 10 -- --env-id CartPoleNoVel-v1
+    python benchmarks/learning.py cartpole cartpole-masked --seeds 1:30 --jobs 2
 
-Runs one seed after the other as a user would, from the shell. Resumable: a finished seed is kept, a killed one goes on
-from its checkpoint, so the same command can be given until all are done. Each seed's final agent plays --eval-episodes
-deterministic episodes. The results hold every seed's evaluation and curve, failed runs included, and the command,
-commit, machine, versions and hyperparameters that produced them.
+A run is what a user would start from the shell. Its final agent then plays 100 deterministic
+episodes, seeded from 1,000,000 x seed, so that no two agents meet the same starts. A run that has a
+row in learning.csv is skipped, a failed one too: delete the row to run it again. After a crash or
+kill -9 the same command goes on: finished runs are kept, a run that was interrupted is resumed, and
+its wall_seconds, which nobody knows, stay empty. Agents stay in --runs-dir.
 """
 
-import importlib.util
+import argparse
+import csv
+import fcntl
+import hashlib
 import json
+import logging
 import platform
+import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from importlib.metadata import version
 from pathlib import Path
 
-import gymnasium as gym
 import numpy as np
-import torch
-import tyro
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+POINTS = 40  # of a run's curve, at most
+EPISODES = 100  # deterministic ones of a final agent
 
-
-@dataclass
-class Options:
-    script: str  # its name without .py
-    name: str  # of the result
-    seeds: int = 5  # seeds 1 to this
-    eval_episodes: int = 20  # deterministic episodes of each final agent
-    runs_dir: str = "runs/learning"  # where the run directories are kept
+LSTM = "rppo_lstm.py --env-id CartPole-v1"
+PENDULUM = "rppo_continuous.py --env-id Pendulum-v1 --mask-velocity"
+CAR = "rppo_continuous.py --env-id MountainCarContinuous-v0 --mask-velocity"
+LANDER = "rppo_continuous.py --env-id LunarLanderContinuous-v3 --mask-velocity"
+# stable-baselines3's PPO with the hyperparameters of PPO's paper; peer() reads these words.
+PPO_PAPER = (
+    'PPO HalfCheetah-v5 {"n_steps": 2048, "batch_size": 64, "n_epochs": 10, "ent_coef": 0.0, '
+    '"learning_rate": 3e-4, "clip_range": 0.2, "linear": true, "normalize": true}'
+)
+# A task: its environment steps, and for each method the script, or a recipe's path, and flags.
+TASKS: dict[str, tuple[int, dict[str, str]]] = {
+    "cartpole": (100_000, {"lstm": LSTM}),
+    "cartpole-masked": (
+        100_000,
+        {"lstm": f"{LSTM} --mask-velocity", "ablated": f"{LSTM} --mask-velocity --ablate-memory"},
+    ),
+    "pendulum-masked": (100_000, {"lstm": PENDULUM, "ablated": f"{PENDULUM} --ablate-memory"}),
+    "mountaincarcontinuous-masked": (300_000, {"lstm": CAR}),
+    "lunarlandercontinuous-masked": (
+        1_000_000,
+        {"lstm": LANDER, "ablated": f"{LANDER} --ablate-memory"},
+    ),
+    "halfcheetah": (
+        1_000_000,
+        {"lstm": "rppo_continuous.py --env-id HalfCheetah-v5", "sb3-ppo": f"peer {PPO_PAPER}"},
+    ),
+}
+FIELDS = (
+    "task method script flags seed steps eval_mean eval_std eval_episodes return_100 wall_seconds "
+    "global_step date commit torch gymnasium machine error"
+).split()
+CURVE_FIELDS = "task method seed step return".split()
 
 
 def machine() -> str:
     """The processor's name and the number of cores."""
-    names = [x.split(":")[1].strip() for x in Path("/proc/cpuinfo").read_text().split("\n") if "model name" in x]
-    return f"{names[0] if names else platform.processor()}, {len(names)} cores"
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().split("\n") if cpuinfo.exists() else []
+    names = [line.split(":")[1].strip() for line in lines if "model name" in line]
+    return f"{names[0]}, {len(names)} cores" if names else platform.processor()
 
 
-def curve(run_dir: Path, points: int = 60) -> list[list[float]]:
-    """[step, mean return of the episodes that ended since the last point] of a run, at most `points` of them."""
+def commit(root: Path = ROOT) -> str:
+    """The short name of a checkout's commit, -dirty if a script differs; empty without git."""
+    git = ["git", "-C", str(root)]
+    name = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    differs = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "*.py"], capture_output=True)
+    return name.stdout.strip() + "-dirty" * (differs.returncode == 1)
+
+
+def last_line(stderr: str) -> str:
+    """An error's last line with a word in it (tyro draws boxes), but not the hint how to resume."""
+    lines = [line.strip(" │") for line in stderr.split("\n") if re.search(r"\w", line)]
+    return next((line for line in reversed(lines) if not line.startswith("to go on:")), "")
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file, none if there is no such file."""
+    if not path.exists():
+        return []
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def append(path: Path, fields: list[str], rows: list[dict]) -> None:
+    """Adds rows, and the header to a new file; other processes may do the same at the same time."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a", newline="") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        writer = csv.DictWriter(file, fields, restval="", lineterminator="\n")
+        if file.seek(0, 2) == 0:
+            writer.writeheader()
+        writer.writerows(rows)
+
+
+def thin(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    """At most POINTS of a curve's points, the last one among them."""
+    indices = np.linspace(0, len(points) - 1, min(POINTS, len(points))).round().astype(int)
+    return [(points[i][0], round(points[i][1], 2)) for i in indices]
+
+
+def curve(run_dir: Path) -> list[tuple[int, float]]:
+    """Environment step and mean return of the last 100 episodes, from TensorBoard's events."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    logging.getLogger("tensorboard").setLevel(logging.ERROR)  # it warns of every resumed run
     events = EventAccumulator(str(run_dir), size_guidance={"scalars": 0}).Reload()
     if "charts/episodic_return" not in events.Tags()["scalars"]:
         return []
-    scalars = events.Scalars("charts/episodic_return")
-    groups = np.array_split(np.array([[s.step, s.value] for s in scalars]), min(points, len(scalars)))
-    return [[int(g[-1, 0]), round(float(g[:, 1].mean()), 3)] for g in groups]
+    return [(s.step, s.value) for s in events.Scalars("charts/episodic_return")]
 
 
-def interval(scores: np.ndarray, samples: int = 20_000) -> dict[str, float]:
-    """The interquartile mean over seeds with its 95 % bootstrap interval (Agarwal et al. 2021, for one task)."""
-    def iqm(x):
-        x = np.sort(x, -1)
-        cut = x.shape[-1] // 4
-        return x[..., cut : x.shape[-1] - cut].mean(-1)
-    resampled = np.random.default_rng(0).choice(scores, (samples, len(scores)))
-    low, high = np.percentile(iqm(resampled), [2.5, 97.5])
-    return {"iqm": float(iqm(scores)), "low": float(low), "high": float(high)}
+def peer(algorithm: str, env_id: str, settings: str, steps: str, seed: str, run_dir: str) -> None:
+    """stable-baselines3's or sb3-contrib's algorithm, trained and evaluated into result.json.
+    settings (JSON) are its constructor's, and num_envs, normalize (running statistics), linear (the
+    learning rate and the clip range fall to 0) and visible (the components that are not masked)."""
+    import sb3_contrib
+    import stable_baselines3
+    import torch
+    from gymnasium.wrappers import TransformObservation
+    from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.evaluation import evaluate_policy
+    from stable_baselines3.common.vec_env import VecNormalize
+
+    torch.set_num_threads(1)
+    kwargs = json.loads(settings)
+    names = ("num_envs", "normalize", "linear", "visible")
+    num_envs, normalize, linear, visible = (kwargs.pop(name, None) for name in names)
+
+    def make(num_envs: int, seed: int):
+        def mask(env):
+            return TransformObservation(env, lambda obs: obs * np.float32(visible), None)
+
+        return make_vec_env(env_id, num_envs, seed, wrapper_class=mask if visible else None)
+
+    envs = make(num_envs or 1, int(seed))
+    envs = VecNormalize(envs, gamma=kwargs.get("gamma", 0.99)) if normalize else envs
+    for name in ("learning_rate", "clip_range") if linear else ():
+        kwargs[name] = lambda remaining, first=kwargs[name]: remaining * first
+    library = stable_baselines3 if hasattr(stable_baselines3, algorithm) else sb3_contrib
+    policy = "MlpLstmPolicy" if algorithm.startswith("Recurrent") else "MlpPolicy"
+    model = getattr(library, algorithm)(policy, envs, seed=int(seed), device="cpu", **kwargs)
+    points = []
+
+    def note(_, __) -> bool:
+        if model.ep_info_buffer and (not points or points[-1][0] + 1000 < model.num_timesteps):
+            mean = float(np.mean([episode["r"] for episode in model.ep_info_buffer]))
+            points.append((model.num_timesteps, mean))
+        return True
+
+    model.learn(int(steps), note)
+    fresh = make(1, 1_000_000 * int(seed))
+    if normalize:
+        fresh = VecNormalize(fresh, training=False, norm_reward=False)
+        fresh.obs_rms = envs.obs_rms
+    returns, _ = evaluate_policy(model, fresh, EPISODES, return_episode_rewards=True)
+    Path(run_dir).mkdir(parents=True, exist_ok=True)
+    last = [episode["r"] for episode in model.ep_info_buffer]
+    result = dict(global_step=model.num_timesteps, returns=last, evaluation=returns, curve=points)
+    Path(run_dir, "result.json").write_text(json.dumps(result))
+
+
+class Stopped(Exception):
+    """A run was killed or interrupted, which is no failure of its own."""
+
+
+def shell(command: list, **kwargs) -> None:
+    """Runs a command; its error, if it fails, is a RuntimeError."""
+    done = subprocess.run(command, capture_output=True, text=True, **kwargs)
+    if done.returncode < 0 or done.returncode == 130:
+        raise Stopped
+    if done.returncode:
+        raise RuntimeError(last_line(done.stderr))
+
+
+def evaluate(script: str, run_dir: Path, seed: int) -> list[float]:
+    """Returns of the final agent's deterministic episodes. A finished run that is resumed only
+    evaluates; here it is a copy, so that the run stays what it is."""
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copy(run_dir / "agent.pt", folder)
+        command = [sys.executable, ROOT / script, "--resume", folder]
+        command += ["--seed", str(1_000_000 * seed), "--eval-episodes", str(EPISODES)]
+        shell(command)
+        return json.loads(Path(folder, "result.json").read_text())["evaluation"]
+
+
+def overwrite(file, contents: dict) -> None:
+    """Writes JSON to an open file, in the place of what it has."""
+    file.truncate(0)
+    file.write(json.dumps(contents))
+    file.flush()
+
+
+def run(task: str, method: str, seed: int, options: argparse.Namespace) -> str:
+    """Trains, evaluates and records one run, or what is left of it; returns a line to print."""
+    steps, methods = TASKS[task]
+    script, flags = methods[method].split(maxsplit=1)
+    name = f"{task}__{method}__{seed}"
+    run_dir = Path(options.runs_dir, name).resolve()
+    file = Path(__file__ if script == "peer" else ROOT / script)
+    what = [script, flags, steps, hashlib.sha1(file.read_bytes()).hexdigest()]
+    with open(run_dir.with_name(name + ".json"), "a+") as started:
+        # The training process inherits this lock: if only the queue was killed, it may still run.
+        fcntl.flock(started, fcntl.LOCK_EX)
+        known = {(r["task"], r["method"], r["seed"]) for r in read(options.learning)}
+        if (task, method, str(seed)) in known:
+            return f"{name}: has a row"
+        started.seek(0)
+        before = json.loads(started.read() or "{}")
+        interrupted = before.get("what") == what
+        if not interrupted:  # begin anew; a directory of another command or script is no use
+            shutil.rmtree(run_dir, ignore_errors=True)
+            before = {"what": what, "commit": options.commit, "wall_seconds": ""}
+            overwrite(started, before)
+        row = {
+            "task": task, "method": method, "script": script, "flags": flags, "seed": seed,
+            "steps": steps, "date": time.strftime("%Y-%m-%d"), "commit": before["commit"],
+            "torch": version("torch"), "gymnasium": version("gymnasium"), "machine": machine(),
+        }  # fmt: skip
+        command = [sys.executable, str(ROOT / script)]
+        if script == "peer":
+            words = [*flags.split(maxsplit=2), str(steps), str(seed), str(run_dir)]
+            command = [sys.executable, __file__, "--peer", *words]
+        elif (run_dir / "agent.pt").exists():
+            command += ["--resume", str(run_dir)]
+        else:
+            shutil.rmtree(run_dir, ignore_errors=True)
+            command += [*flags.split(), "--total-timesteps", str(steps), "--seed", str(seed)]
+            command += ["--eval-episodes", "0", "--runs-dir", str(run_dir.parent)]
+            command += ["--run-name", name]
+        result_file, points = run_dir / "result.json", []
+        try:
+            if not result_file.exists():
+                began = time.time()
+                shell(command, pass_fds=[started.fileno()])
+                if not interrupted:
+                    before["wall_seconds"] = f"{time.time() - began:.1f}"
+                    overwrite(started, before)
+            result = json.loads(result_file.read_text())
+            returns = result["evaluation"] or evaluate(script, run_dir, seed)
+            points = thin(result["curve"] if script == "peer" else curve(run_dir))
+            row |= {
+                "eval_mean": f"{np.mean(returns):.2f}", "eval_std": f"{np.std(returns):.2f}",
+                "eval_episodes": len(returns), "global_step": result["global_step"],
+                "return_100": f"{np.mean(result['returns'] or np.nan):.2f}",
+                "wall_seconds": before["wall_seconds"],
+            }  # fmt: skip
+        except Stopped:
+            return f"{name}: stopped; the same command goes on with it"
+        except RuntimeError as error:
+            row["error"] = str(error)
+        run_of = {"task": task, "method": method, "seed": seed}
+        points = [{**run_of, "step": step, "return": value} for step, value in points]
+        append(options.curves, CURVE_FIELDS, points)  # first: a row says that all is there
+        append(options.learning, FIELDS, [row])
+    return f"{name}: {row.get('error') or row['eval_mean']}"
 
 
 def main() -> None:
-    split = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
-    options, flags = tyro.cli(Options, args=sys.argv[1:split], description=__doc__), sys.argv[split + 1 :]
-    spec = importlib.util.spec_from_file_location(options.script, ROOT / f"{options.script}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[options.script] = module
-    spec.loader.exec_module(module)
-    commit = subprocess.run(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout
-    result = {
-        "script": f"{options.script}.py", "flags": " ".join(flags), "commit": commit.strip(), "machine": machine(),
-        "versions": {"torch": torch.__version__, "gymnasium": gym.__version__}, "eval_episodes": options.eval_episodes,
-        "date": time.strftime("%Y-%m-%d"), "seeds": {},
-    }  # fmt: skip
-    target = ROOT / "benchmarks" / "results" / f"{options.name}.json"
-    for seed in range(1, options.seeds + 1):
-        run_dir = Path(options.runs_dir, options.name, f"seed{seed}")
-        command = [sys.executable, str(ROOT / f"{options.script}.py")]
-        if (run_dir / "checkpoint.pt").exists():
-            command += ["--resume", str(run_dir)]
-        else:
-            command += [*flags, "--seed", str(seed), "--runs-dir", str(run_dir.parent), "--run-name", run_dir.name]
-        started = time.time()
-        if not (run_dir / "shell_seconds").exists():  # written behind a run that has ended
-            done = subprocess.run(command, capture_output=True, text=True)
-            if done.returncode:
-                result["seeds"][seed] = {"failed": done.stderr.strip().split("\n")[-1]}
-                continue
-            (run_dir / "shell_seconds").write_text(f"{time.time() - started:.1f}")
-        args = module.Args(**module.load(str(run_dir))["args"])
-        envs = module.make_envs(args, min(args.num_envs, options.eval_episodes))
-        agent = module.Agent(envs.single_observation_space, envs.single_action_space, args)
-        module.load(str(run_dir), agent)
-        returns = module.evaluate(agent, envs, options.eval_episodes, 1_000_000 * seed)  # no two agents share starts
-        run = json.loads((run_dir / "result.json").read_text())
-        result["seeds"][seed] = {
-            "eval_mean": round(float(np.mean(returns)), 3), "eval_std": round(float(np.std(returns)), 3),
-            "positive": float(np.mean(np.array(returns) > 0)), "mean_return_100": run["mean_return_100"],
-            "global_step": run["global_step"], "sps": round(run["sps"]),
-            "shell_seconds": float((run_dir / "shell_seconds").read_text()), "curve": curve(run_dir),
-        }  # fmt: skip
-        defaults = vars(module.Args())
-        result["changed_from_plain_defaults"] = {
-            k: v for k, v in vars(args).items() if v != defaults[k] and k not in ("seed", "run_name", "runs_dir")
-        }
-        print(options.name, seed, {k: v for k, v in result["seeds"][seed].items() if k != "curve"}, flush=True)
-        scores = np.array([s["eval_mean"] for s in result["seeds"].values() if "eval_mean" in s])
-        result["eval"] = interval(scores)
-        target.parent.mkdir(exist_ok=True)
-        target.write_text(json.dumps(result, indent=1))
+    if sys.argv[1:2] == ["--peer"]:
+        return peer(*sys.argv[2:])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("tasks", nargs="+", choices=TASKS, metavar="TASK", help=", ".join(TASKS))
+    parser.add_argument("--methods", nargs="+", help="these only; default: all of a task")
+    parser.add_argument("--seeds", default="1:5", help="first:last (default 1:5)")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time (default 1)")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="directory of the CSV files")
+    parser.add_argument("--runs-dir", type=Path, default=ROOT / "runs" / "learning")
+    options = parser.parse_args()
+    options.runs_dir.mkdir(parents=True, exist_ok=True)
+    options.learning, options.curves = (options.results / f for f in ("learning.csv", "curves.csv"))
+    options.commit = commit()
+    first, last = map(int, options.seeds.split(":"))
+    runs = [
+        (task, method, seed)
+        for seed in range(first, last + 1)
+        for task in options.tasks
+        for method in TASKS[task][1]
+        if method in (options.methods or TASKS[task][1])
+    ]
+    queue = ThreadPoolExecutor(options.jobs)
+    try:
+        for finished in as_completed(queue.submit(run, *of, options) for of in runs):
+            print(finished.result(), flush=True)
+    finally:
+        queue.shutdown(cancel_futures=True)
 
 
 if __name__ == "__main__":

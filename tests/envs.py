@@ -60,7 +60,7 @@ class Faulty(Clock):
                 os._exit(7)
             assert self.fault != "assert"
             obs[1] = np.nan if self.fault == "obs" else obs[1]
-            reward = {"reward": np.nan, "infinite": -np.inf}.get(self.fault, reward)
+            reward = {"reward": np.nan, "infinite": -np.inf, "huge": 1e30}.get(self.fault, reward)
         return obs, reward, terminated, truncated, info
 
 

@@ -16,6 +16,12 @@ SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["gymnasium", "torch._dynamo", "torch.utils.tensorboard", "tyro"])
 
 
+def shown(stderr: str) -> list[str]:
+    """The lines of standard error, without the progress bar."""
+    text = re.sub(r"[^\n\r]*step/s[^\]\n]*\]", "", stderr).replace("\r", "\n")
+    return [line.rstrip() for line in text.splitlines() if line.strip()]
+
+
 def execute(script: str, flags: list[str], cwd: Path, log: Path, env: Mapping, limits: Mapping):
     """In the new process: standard output and error into files, then the script as __main__."""
     os.setsid()  # a group of its own, as a shell's job has
@@ -62,8 +68,7 @@ class Running:
     @property
     def lines(self) -> list[str]:
         """What stderr shows beside the progress bar."""
-        text = re.sub(r"[^\n\r]*step/s[^\]\n]*\]", "", self.stderr)
-        return [line.strip() for line in text.splitlines() if line.strip()]
+        return shown(self.stderr)
 
     @property
     def children(self) -> list[int]:

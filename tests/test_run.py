@@ -1,0 +1,421 @@
+"""What a run leaves, seeds, exact resumption, wrong input, --play, --track, --help."""
+
+import io
+import json
+import os
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import time
+from contextlib import redirect_stderr, redirect_stdout
+from types import SimpleNamespace
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from conftest import MODULES, ROOT, SCRIPTS
+from launch import shown
+
+# A short run of each script; its environment is a real one. A script joins by its line here.
+SHORT = {
+    "rppo_lstm": "--env-id CartPole-v1 --mask-velocity --num-envs 4 --num-steps 32 --hidden-size 16 --num-minibatches 2 --update-epochs 2",
+}
+RUNS = [script for script in SHORT if script in SCRIPTS]
+TESTS = {"PYTHONPATH": str(ROOT / "tests")}
+T = 32
+STEPS = 4 * (T - 1)  # of an iteration with envs.Clock, where one time step is final
+
+
+def toy(script: str, name: str) -> str:
+    """The flags of a short run in an environment of envs.py."""
+    box = "" if hasattr(MODULES[script], "num_choices") else "Box"
+    return f"{SHORT[script]} --no-mask-velocity --env-id envs:{box}{name}-v0"
+
+
+def main(folder, script: str, *flags):
+    """main() with these flags in the folder -> exit code, standard output, standard error."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.chdir(folder)
+        patch.setattr(sys, "argv", [script, *" ".join(map(str, flags)).split()])
+        try:
+            MODULES[script].main()
+        except SystemExit as stop:
+            return stop.code, out.getvalue(), err.getvalue()
+    return 0, out.getvalue(), err.getvalue()
+
+
+def trained(folder, script: str, *flags) -> dict:
+    """A run to its end -> what its agent.pt holds."""
+    code, out, err = main(folder, script, *flags)
+    assert code == 0, err
+    return read(out.split(":")[0])
+
+
+def read(run_dir) -> dict:
+    return torch.load(f"{run_dir}/agent.pt", weights_only=True)
+
+
+def assert_same(a, b) -> None:
+    """Bit for bit, through dictionaries and lists."""
+    torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+def assert_refused(result, expected: str) -> None:
+    """One line, which names what is wrong, and exit code 2."""
+    code, out, err = result
+    assert (code, out) == (2, ""), err
+    assert err.startswith("error: ") and err.count("\n") == 1 and expected in err, err
+
+
+def scalars(run_dir) -> dict:
+    """TensorBoard's scalars: {tag: {step: value}}. No step may come twice or out of order."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run_dir), {"scalars": 0}).Reload()
+    found = {tag: [(x.step, x.value) for x in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    assert all(sorted(dict(points)) == [step for step, _ in points] for points in found.values())
+    return {tag: dict(points) for tag, points in found.items()}
+
+
+@pytest.mark.parametrize("script", RUNS)
+def test_what_a_run_leaves(script, tmp_path, monkeypatch):
+    """By a clock on which the first iteration takes 100 seconds and each of the others 31."""
+    module, clock, saves = MODULES[script], [1000.0], []
+
+    class Run(module.Run):
+        def log(self, *inputs):
+            clock[0] += 31 if self.timed else 100
+            super().log(*inputs)
+
+        def save(self):
+            super().save()
+            saves.append(self.step)
+
+    monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: clock[0]))
+    monkeypatch.setattr(module, "Run", Run)
+    code, out, err = main(tmp_path, script, toy(script, "Clock"), "--total-timesteps", 8 * STEPS, "--eval-episodes 3")
+    assert code == 0 and shown(err) == [], err
+    [run_dir] = (tmp_path / "runs").iterdir()
+    env_id = re.search(r"envs:(\S+)", toy(script, "Clock"))[1]
+    assert run_dir.name == f"envs-{env_id}__{script}__1__1000"
+    [events] = run_dir.glob("events.out.tfevents.*")
+    assert {file.name for file in run_dir.iterdir()} == {"agent.pt", "result.json", events.name}
+    result = json.loads((run_dir / "result.json").read_text())
+    assert result.keys() == {"global_step", "seconds", "sps", "returns", "evaluation"}
+    assert result["global_step"] == 8 * STEPS and result["seconds"] == 100 + 7 * 31
+    assert result["sps"] == pytest.approx(STEPS / 31)  # without the first iteration
+    assert len(result["returns"]) == 8 * 4 and len(result["evaluation"]) == 3
+    assert all(-2 * T < x < 0 for x in result["returns"])
+    assert len(set(result["evaluation"])) == 1  # deterministic episodes in a deterministic world
+    assert out == f"{run_dir}: return {result['evaluation'][0]:.1f}, 4 steps a second\n"
+    found = scalars(run_dir)
+    steps = [STEPS * i for i in range(1, 9)]
+    assert {"charts/episodic_return", "charts/episodic_length", "charts/SPS"} < found.keys()
+    assert {"losses/value_loss", "losses/entropy"} < found.keys()
+    assert all(list(points) == steps for points in found.values())
+    assert list(found["charts/SPS"].values()) == pytest.approx([STEPS / 100] + [STEPS / 31] * 7)
+    assert set(found["charts/episodic_length"].values()) == {T - 1}
+    assert found["charts/episodic_return"][steps[-1]] == pytest.approx(np.mean(result["returns"]))
+    # At the start, then whenever more than 60 seconds have passed, and at the end.
+    assert saves == [0, *(STEPS * i for i in (1, 3, 5, 7, 8))]
+    saved = read(run_dir)
+    assert saved["step"] == 8 * STEPS and saved["returns"] == result["returns"]
+
+
+@pytest.mark.parametrize("script", RUNS)
+def test_same_seed_same_weights_other_seed_others(script, tmp_path):
+    flags = f"{SHORT[script]} --total-timesteps 500 --seed"
+    a, b, c = (trained(tmp_path, script, flags, s, "--run-name", n) for s, n in ((1, "a"), (1, "b"), (2, "c")))
+    assert_same(a["agent"], b["agent"])
+    different = [not torch.equal(x, c["agent"][name]) for name, x in a["agent"].items()]
+    assert sum(different) >= len(different) / 2
+
+
+@pytest.mark.parametrize("toy_env", [False, True])
+@pytest.mark.parametrize("script", RUNS)
+def test_resumed_runs_are_exact(script, toy_env, tmp_path, monkeypatch):
+    """Two resumes of one file agree; where episodes end with rollouts, also with the run that was
+    never stopped, and never saved on its way."""
+    module = MODULES[script]
+    flags = f"{toy(script, 'Clock') if toy_env else SHORT[script]} --total-timesteps {6 * STEPS}"
+    whole = trained(tmp_path, script, flags, "--run-name whole")
+
+    class Run(module.Run):
+        def log(self, *inputs):
+            super().log(*inputs)
+            self.save()
+            if len(self.timed) == 3:
+                for name in "half", "other":
+                    shutil.copytree(self.dir, self.dir.parent / name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "Run", Run)
+        saved = trained(tmp_path, script, flags, "--run-name saved")
+    time.sleep(1)  # TensorBoard orders a run's files by the second of their birth
+    half = read(tmp_path / "runs/half")
+    assert 0 < half["step"] < whole["step"]
+    runs = {"saved": saved, "half": None, "other": None}
+    for name in "half", "other":
+        runs[name] = trained(tmp_path, script, f"--resume runs/{name}")
+        assert runs[name]["seconds"] > half["seconds"]
+    pairs = [("half", "other"), *([("half", "saved")] if toy_env else [])]
+    for run, like in [(saved, whole), *((runs[a], runs[b]) for a, b in pairs)]:
+        for part in "agent", "optimizer", "rng", "step", "returns", "lengths":
+            assert_same(run[part], like[part])
+    if toy_env:
+        results = [json.loads((tmp_path / f"runs/{name}/result.json").read_text()) for name in ("half", "whole")]
+        assert results[0]["evaluation"] == results[1]["evaluation"]
+        points, expected = scalars(tmp_path / "runs/half"), scalars(tmp_path / "runs/whole")
+        del points["charts/SPS"], expected["charts/SPS"]
+        assert points == expected
+
+
+@pytest.mark.parametrize("script", RUNS)
+def test_what_a_resumed_run_may_change(script, tmp_path):
+    module = MODULES[script]
+    before = trained(tmp_path, script, SHORT[script], "--total-timesteps 200 --run-name a --eval-episodes 1")
+    fixed = "env_id mask_velocity encoder_size hidden_size separate_critic ablate_memory".split()
+    for name in (name for name in fixed if hasattr(module.Args, name)):
+        value = before["args"][name]
+        flag = f"--{name} {value + 1}" if type(value) is int else f"--{'no-' * value}{name}" if type(value) is bool else "--env-id Acrobot-v1"
+        assert_refused(main(tmp_path, script, "--resume runs/a", flag), f"--{name}: runs/a has {value}")
+    # A learning rate of 0 shows that it counts; the folder is given in three ways.
+    (tmp_path / "link").symlink_to("runs")
+    after = trained(tmp_path, script, "--resume link/a --learning-rate 0 --total-timesteps 500 --num-envs 2")
+    assert after["step"] >= 500 and (after["args"]["num_envs"], after["args"]["learning_rate"]) == (2, 0.0)
+    for name, _ in module.Agent(module.make_envs(module.Args(**after["args"]), 1), module.Args(**after["args"])).named_parameters():
+        assert torch.equal(before["agent"][name], after["agent"][name]), name
+    again = trained(tmp_path / "runs/a", script, "--resume . --learning-rate 0.01 --total-timesteps 700")
+    assert again["step"] >= 700 and not (tmp_path / "runs/a/runs").exists()
+    assert not torch.equal(again["agent"]["actor.weight"], after["agent"]["actor.weight"])
+    assert [file.name for file in (tmp_path / "runs").iterdir()] == ["a"]
+    (tmp_path / "dangling").symlink_to("made")
+    trained(tmp_path, script, SHORT[script], "--total-timesteps 100 --runs-dir dangling --run-name b")
+    assert (tmp_path / "made/b/agent.pt").exists()
+
+
+WRONG = [  # flags after those of a short run, and what the line says
+    ("--env-id Nope-v1", "--env-id Nope-v1: Environment `Nope` doesn't exist"),
+    ("--env-id CartPol-v1", "Did you mean: `CartPole`?"),
+    ("--env-id nomodule:Nope-v1", "No module named 'nomodule'"),
+    ("--env-id envs:SameStep-v0", "--env-id envs:SameStep-v0: autoreset is not in NEXT_STEP mode"),
+    ("--env-id Acrobot-v1 --mask-velocity", "--mask-velocity: Acrobot is not one of CartPole"),
+    ("--num-steps 0", "--num_steps 0: must be from 1"),
+    ("--runs-dir file/x", "Not a directory"),
+    ("--runs-dir link", "Not a directory"),
+    ("--runs-dir /proc/x", "/proc/x"),
+    ("--run-name taken", "runs/taken'; --resume goes on with a run"),
+    ("--resume nowhere", "nowhere/agent.pt cannot be used: FileNotFoundError"),
+    ("--resume runs/taken", "runs/taken/agent.pt cannot be used: FileNotFoundError"),
+    ("--play nowhere", "nowhere/agent.pt cannot be used: FileNotFoundError"),
+]
+OWN = {
+    "rppo_lstm": [
+        ("--env-id Pendulum-v1 --no-mask-velocity", "are not discrete; try rppo_continuous.py"),
+        ("--seq-len 24", "--seq-len 24: must divide --num-steps 32"),
+        ("--num-minibatches 3", "--num-minibatches 3: must divide the 4 sequences"),
+        ("--seq-len 8 --num-minibatches 5", "--num-minibatches 5: must divide the 16 sequences"),
+    ],
+}
+
+
+@pytest.mark.parametrize("script,flags,expected", [(s, *case) for s in RUNS for case in WRONG + OWN[s]])
+def test_wrong_input_is_one_line_and_leaves_nothing(script, flags, expected, tmp_path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to("file/x")  # it dangles, and its target cannot be made
+    (tmp_path / "runs/taken").mkdir(parents=True)
+    before = sorted(tmp_path.rglob("*"))
+    assert_refused(main(tmp_path, script, SHORT[script], flags), expected)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("script", RUNS)
+def test_every_numeric_flag_has_a_range(script, tmp_path):
+    module = MODULES[script]
+    numbers = {name: default for name, default in vars(module.Args()).items() if type(default) in (int, float)}
+    assert len(numbers) >= 15
+    zero = {"seed", "seq_len", "eval_episodes"}
+    for name, default in numbers.items():
+        bad = [-1, 10**13, *([0] if type(default) is int and name not in zero else [])]
+        bad += [np.nan, *([np.inf] if default != np.inf else [])] if type(default) is float else []
+        bad += [1.01] if name in ("gamma", "gae_lambda") else []
+        for value in map(type(default), bad):
+            with pytest.raises(module.ArgumentError, match=f"^--{name} {value}: must be from".replace("+", r"\+")):
+                module.check_args(module.Args(**{name: value}))
+    for name in zero & numbers.keys():
+        module.check_args(module.Args(**{name: 0}))
+    assert_refused(main(tmp_path, script, "--learning-rate nan"), "--learning_rate nan: must be")
+    for flags in "--num-envs many", "--nonsense 1":  # tyro's own words, in a box
+        code, out, err = main(tmp_path, script, flags)
+        assert code == 2 and flags.split()[0] in err and "Traceback" not in err
+    assert list(tmp_path.iterdir()) == []
+
+
+class Evil:
+    def __reduce__(self):
+        return os.system, ("touch evil",)
+
+
+@pytest.mark.parametrize("script", RUNS)
+def test_files_that_cannot_be_used(script, tmp_path):
+    """Damaged, hostile, another script's, of arguments that are none: one line, and no code run."""
+    trained(tmp_path, script, SHORT[script], "--total-timesteps 100 --run-name a --eval-episodes 1")
+    file = tmp_path / "runs/a/agent.pt"
+    good, saved = file.read_bytes(), read(tmp_path / "runs/a")
+
+    def refused(expected: str, *flags):
+        for flag in "--resume runs/a", "--play runs/a --capture-video":
+            assert_refused(main(tmp_path, script, flag, *flags), expected)
+
+    middle = len(good) // 2
+    flipped = good[:middle] + bytes([good[middle] ^ 16]) + good[middle + 1 :]
+    for bad in good[:middle], good[:-1], flipped, bytes(len(good)), b"", b"nonsense\n" * 999:
+        file.write_bytes(bad)
+        refused("runs/a/agent.pt cannot be used: ")
+    evil_args = {**saved["args"], "seed": Evil()}
+    for part in {"agent": Evil()}, {"args": evil_args}, {"step": os.getcwd}:
+        torch.save({**saved, **part}, file)
+        refused("runs/a/agent.pt holds more than tensors and plain values")
+    torch.save(Evil(), file, _use_new_zipfile_serialization=False)
+    refused("runs/a/agent.pt cannot be used: ")
+    assert not (tmp_path / "evil").exists()
+
+    def change(**values):
+        torch.save({**saved, **values}, file)
+
+    change(script="another")
+    refused("another.py wrote it")
+    args = saved["args"]
+    nonsense = dict(num_envs="4", gamma="0.9", mask_velocity=1, env_id=None, seed=1.5, runs_dir=["x"], learning_rate=torch.ones(2))
+    for name, value in nonsense.items():
+        change(args={**args, name: value})
+        refused(f"{name} is ")
+    for bad_args in {**args, "unknown": 1}, {k: v for k, v in args.items() if k != "seed"}, [1], None:
+        change(args=bad_args)
+        refused("runs/a/agent.pt cannot be used: ")
+    change(args={**args, "env_id": "Nope-v1"})
+    refused("Environment `Nope` doesn't exist")
+    change(agent={name: x for name, x in saved["agent"].items() if name != "actor.weight"})
+    refused("actor.weight")
+    change(agent={**saved["agent"], "actor.weight": torch.zeros(3, 3)})
+    refused("actor.weight")
+    file.write_bytes(good)
+    trained(tmp_path, script, "--resume runs/a --total-timesteps 200")
+
+
+@pytest.mark.parametrize("script", RUNS)
+def test_play(script, tmp_path, monkeypatch):
+    flags = "--total-timesteps 200 --eval-episodes 2 --run-name"
+    saved = trained(tmp_path, script, SHORT[script], flags, "a --seed 5")
+    trained(tmp_path, script, toy(script, "Clock"), flags, "toy")
+    for name in "DISPLAY", "WAYLAND_DISPLAY":
+        monkeypatch.delenv(name, raising=False)
+    assert_refused(main(tmp_path, script, "--play runs/a"), "no display here; --capture-video films the agent")
+    for film, mode in ("", "human"), ("--capture-video", "rgb_array"):
+        assert_refused(main(tmp_path, script, "--play runs/toy", film), f"renders [], not {mode}")
+    pytest.importorskip("moviepy")
+    code, out, err = main(tmp_path, script, "--play runs/a --capture-video")
+    evaluation = json.loads((tmp_path / "runs/a/result.json").read_text())["evaluation"]
+    assert code == 0, err
+    assert re.findall(r"^return (\S+)$", out, re.M) == [f"{x:.2f}" for x in evaluation]
+    films = sorted((tmp_path / "runs/a/videos").glob("*.mp4"))
+    assert len(films) == 2 and all(film.stat().st_size > 1000 for film in films)
+    monkeypatch.setenv("DISPLAY", ":0")  # of SDL's dummy driver
+    env_class, frames = type(gym.make(saved["args"]["env_id"]).unwrapped), []
+    real = env_class.render
+    monkeypatch.setattr(env_class, "render", lambda self: frames.append(self) or real(self))
+    code, out, err = main(tmp_path, script, "--play runs/a")
+    assert len(frames) > sum(evaluation) > 2  # each step was shown
+    assert code == 0 and re.findall(r"^return (\S+)$", out, re.M) == [f"{x:.2f}" for x in evaluation], err
+
+
+def history(folder) -> dict:
+    """The scalars in Weights & Biases' file of an offline run, and the run itself: LevelDB's log
+    format, pieces of records in blocks of 32 KiB, each after its checksum, length and kind."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    [file] = folder.glob("*.wandb")
+    data, at, whole, found, run = file.read_bytes(), 7, b"", {}, None
+    while at + 7 <= len(data):
+        left = 32768 - at % 32768
+        if left < 7:
+            at += left
+            continue
+        length, kind = struct.unpack_from("<HB", data, at + 4)
+        whole += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # a whole record, or the last piece of one
+            record, whole = Record.FromString(whole), b""
+            run = record.run if record.WhichOneof("record_type") == "run" else run
+            row = {x.key or ".".join(x.nested_key): json.loads(x.value_json) for x in record.history.item}
+            for name in row:
+                if "/" in name:
+                    found.setdefault(name, {})[row["global_step"]] = row[name]
+    return {"scalars": found, "id": run.run_id, "project": run.project}
+
+
+@pytest.mark.parametrize("resume", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("script", RUNS)
+def test_track_sends_every_scalar(script, resume, tmp_path):
+    pytest.importorskip("wandb")
+    env = {**os.environ, "WANDB_MODE": "offline", "WANDB_PROJECT": "memory", "WANDB_ERROR_REPORTING": "false"}
+    starts = [f"{SHORT[script]} --track --run-name a --total-timesteps 500", "--resume runs/a --total-timesteps 1000"]
+    before = set()
+    for flags in starts if resume else starts[:1]:
+        command = [sys.executable, ROOT / f"{script}.py", *flags.split(), "--eval-episodes", "1"]
+        subprocess.run(command, cwd=tmp_path, env=env, check=True, capture_output=True, timeout=240)
+        [folder] = set((tmp_path / "wandb").glob("offline-run-*")) - before
+        sent = history(folder)
+        expected = scalars(tmp_path / "runs/a")
+        assert (sent["id"], sent["project"]) == ("a", "memory")
+        first = min(sent["scalars"]["charts/SPS"])
+        for name, points in expected.items():
+            assert sent["scalars"][name] == pytest.approx({s: x for s, x in points.items() if s >= first})
+        assert bool(before) == (first > 500) and len(expected) >= 7
+        before.add(folder)
+
+
+@pytest.mark.parametrize("how", ["not installed", "not logged in"])
+@pytest.mark.parametrize("script", RUNS)
+def test_track_that_cannot_work_is_one_line(script, how, tmp_path, monkeypatch, run_script):
+    pytest.importorskip("wandb")
+    if how == "not installed":
+        monkeypatch.setitem(sys.modules, "wandb", None)
+        result = main(tmp_path, script, SHORT[script], "--track")
+        assert_refused(result, "--track: import of wandb halted")
+    else:
+        env = {"WANDB_API_KEY": "", "HOME": str(tmp_path), "WANDB_MODE": "online", "NETRC": str(tmp_path / "none")}
+        done = run_script(script, *SHORT[script].split(), "--track", check=2, env=env)
+        assert_refused((done.returncode, done.stdout, done.stderr), "--track: ")
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("script", RUNS)
+def test_a_script_alone_in_an_empty_folder_trains_without_a_network(script, tmp_path):
+    shutil.copy(ROOT / f"{script}.py", tmp_path / "alone.py")
+    blocker = "import socket\ndef refuse(*a, **k): raise OSError('network')\nsocket.socket.connect = refuse\n"
+    (tmp_path / "sitecustomize.py").write_text(blocker)
+    command = [sys.executable, "alone.py", *SHORT[script].split(), "--total-timesteps", "300", "--run-name", "a"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": "."})
+    assert done.returncode == 0 and shown(done.stderr) == [], done.stderr
+    assert read(tmp_path / "runs/a")["step"] >= 300
+    assert "# /// script" in (tmp_path / "alone.py").read_text()[:200]
+
+
+@pytest.mark.parametrize("script", RUNS)
+def test_help_shows_every_flag_with_its_default_or_the_presets(script, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    module = MODULES[script]
+    for (env_id, masked), preset in {("Acrobot-v1", False): {}, **module.PRESETS}.items():
+        flags = f"--env-id {env_id} {'--mask-velocity' if masked else ''}"
+        code, text, _ = main(tmp_path, script, flags, "--help")
+        assert code == 0
+        for name, default in vars(module.Args()).items():
+            line = re.search(rf"^\W*--{name.replace('_', '-')}[ ,].*?\(default: (.*?)\)", text, re.S | re.M)
+            assert line, name
+            if name not in ("env_id", "mask_velocity"):
+                assert line[1] == str(preset.get(name, default)), (flags, name)

@@ -1,0 +1,498 @@
+"""TRPO: Fisher-vector product, conjugate gradient, line search, and one whole step as sb3-contrib's."""
+
+import importlib
+from functools import partial
+from types import SimpleNamespace
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from conftest import MODULES, awkward_ends
+from gymnasium import spaces
+from torch.distributions import kl_divergence
+
+trpo = MODULES.get("trpo") or importlib.import_module("trpo")
+OBSERVATIONS = spaces.Box(-9, 9, (3,), np.float32)
+ACTIONS = {
+    "discrete": spaces.Discrete(3),
+    "multidiscrete": spaces.MultiDiscrete([2, 4, 3]),
+    "multibinary": spaces.MultiBinary(3),
+    "box": spaces.Box(-1, 1, (2,), np.float32),
+    "unbounded": spaces.Box(-np.inf, np.inf, (3,), np.float32),
+}
+MEMORIES = "none", "lstm"
+
+
+def build(actions, dtype=torch.float32, **flags):
+    """An agent with generic weights."""
+    torch.manual_seed(3)
+    args = trpo.Args(**{"encoder_size": 8, "hidden_size": 6, "norm_obs": False, **flags})
+    envs = SimpleNamespace(single_action_space=ACTIONS[actions], single_observation_space=OBSERVATIONS)
+    agent = trpo.Agent(envs, args).to(dtype)
+    with torch.no_grad():
+        for name, parameter in agent.named_parameters():
+            parameter.add_(torch.randn_like(parameter) * (0.1 if name == "log_std" else 0.4))
+    return agent
+
+
+def batch(agent, dtype=torch.float32, T=24, illegal=True):
+    """Made-up data with every awkward end: rollout, actions and advantages as trpo_step takes them."""
+    final = awkward_ends(T)[2][:-1]
+    torch.manual_seed(5)
+    obs = torch.randn(*final.shape, 3, dtype=dtype)
+    legal = torch.from_numpy(agent.exists).expand(*final.shape, *agent.exists.shape).clone()
+    if illegal and not agent.box:
+        legal[3:9, :, :, 1] = False
+    state = torch.randn_like(agent.initial_state(final.shape[1]))
+    steps = (~final).flatten().nonzero().squeeze(1)
+    rollout = obs, state, final, legal, steps
+    with torch.no_grad():
+        actions = agent(*rollout).sample()
+    advantages = torch.randn(len(steps), dtype=dtype)
+    return rollout, actions, (advantages - advantages.mean()) / advantages.std(correction=0)
+
+
+def flat(agent):
+    return torch.nn.utils.parameters_to_vector(agent.policy_parameters()).detach().clone()
+
+
+def policy_at(agent, rollout, theta):
+    """The policy with parameters theta, as a function of it."""
+    named = {n: p for n, p in agent.named_parameters() if not n.startswith("critic")}
+    parts = theta.split([p.numel() for p in named.values()])
+    parts = {n: part.view_as(p) for part, (n, p) in zip(parts, named.items())}
+    return torch.func.functional_call(agent, parts, rollout)
+
+
+def hessian_of_the_mean_kl(agent, rollout):
+    """The definition: the mean KL from the distribution at theta, differentiated twice at theta."""
+    with torch.no_grad():
+        old = agent(*rollout)
+
+    def kl(theta):
+        return kl_divergence(old, policy_at(agent, rollout, theta)).mean()
+
+    return torch.autograd.functional.hessian(kl, flat(agent))
+
+
+def product_of(agent, rollout, damping=0.0):
+    with torch.no_grad():
+        old = agent(*rollout)
+    parameters = agent.policy_parameters()
+    kl = kl_divergence(old, agent(*rollout)).mean()
+    gradient = trpo.flat_gradient(kl, parameters, create_graph=True)
+    return partial(trpo.fisher_vector_product, gradient, parameters, damping)
+
+
+def naive(self, x, state, final):
+    """ResetLSTM's definition."""
+    rows = []
+    for t in range(len(x)):
+        state = self.step(x[t], state)
+        rows.append(state[0])
+        state = state.where(~final[t][:, None], 0.0)
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("actions", ACTIONS)
+def test_fisher_vector_product_is_the_hessian_of_the_mean_kl(actions):
+    agent = build(actions, torch.float64)
+    rollout = batch(agent, torch.float64)[0]
+    hessian = hessian_of_the_mean_kl(agent, rollout)
+    product = product_of(agent, rollout)
+    with torch.no_grad():
+        difference = partial(trpo.fisher_vector_difference, agent, agent(*rollout), rollout, 0.0)
+    for length in 1.0, 1e-6, 1e6:
+        v = torch.randn(len(hessian), dtype=torch.float64) * length
+        expected = hessian @ v
+        for ours in product(v), difference(v):
+            assert (ours - expected).norm() <= 1e-8 * expected.norm(), float(expected.norm())
+    damped = product_of(agent, rollout, 0.3)
+    assert (damped(v) - expected - 0.3 * v).norm() <= 1e-8 * expected.norm()
+    assert torch.equal(product(0 * v), 0 * v)
+
+
+@pytest.mark.parametrize("actions", ["box", "discrete", "multibinary"])
+def test_product_through_the_fused_lstm_is_the_loop_differentiated_twice(actions, monkeypatch):
+    """float32 and fused, against float64, a cell call a step, autograd of autograd; resets everywhere."""
+    agent = build(actions, memory="lstm", hidden_size=64, encoder_size=64)
+    torch.manual_seed(0)
+    fresh = trpo.Agent(
+        SimpleNamespace(single_action_space=ACTIONS[actions], single_observation_space=OBSERVATIONS), agent.args
+    )  # as training starts
+    agent.load_state_dict(fresh.state_dict())
+    with torch.no_grad():
+        agent.actor.weight.mul_(30)
+    rollout = batch(agent, T=48)[0]
+    v = torch.randn(len(flat(agent)))
+    before = flat(agent)
+    with torch.no_grad():
+        old = agent(*rollout)
+    ours = trpo.fisher_vector_difference(agent, old, rollout, 0.0, v).double()
+    assert torch.equal(flat(agent), before)
+    monkeypatch.setattr(trpo.ResetLSTM, "forward", naive)
+    obs, state, *others = rollout
+    expected = product_of(agent.double(), (obs.double(), state.double(), *others))(v.double())
+    assert ours @ expected / ours.norm() / expected.norm() >= 0.9999
+    assert (ours - expected).norm() <= 1e-3 * expected.norm()
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+@pytest.mark.parametrize("actions", ACTIONS)
+def test_acting_and_replay_are_one_policy(actions, memory):
+    agent = build(actions, memory=memory)
+    rollout, _, _ = batch(agent, T=10)
+    obs, state, final, legal, steps = rollout
+    new_h = agent.replay(obs, state, final, steps)
+    rows = []
+    for t in range(len(obs)):
+        h, state = agent.step(obs[t], state)
+        rows.append(h)
+        state = state.where(~final[t][:, None], 0.0)
+    h = torch.stack(rows).flatten(0, 1)[steps]
+    assert (h - new_h).abs().max() <= 1e-5
+    torch.manual_seed(1)
+    legal = legal.flatten(0, 1)[steps]
+    policy = agent.policy(h[:1], legal[:1])
+    expected = policy.sample((40000,)).float().mean((0, 1))
+    sampled = agent.act(h[:1].expand(40000, -1), legal[:1].expand(40000, -1, -1)).float().mean(0)
+    assert (sampled - expected).abs().max() <= 0.04
+
+
+@pytest.mark.parametrize("actions", ACTIONS)
+def test_kl_is_the_joint_one(actions):
+    """The sum over components, not sb3-contrib's mean."""
+    agent = build(actions, torch.float64)
+    rollout, _, _ = batch(agent, torch.float64)
+    with torch.no_grad():
+        p = agent(*rollout)
+        for parameter in agent.policy_parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+        q = agent(*rollout)
+    old, new = p.base_dist, q.base_dist
+    if agent.box:
+        (m, s), (n, r) = (old.mean, old.stddev), (new.mean, new.stddev)
+        parts = (r / s).log() + (s**2 + (m - n) ** 2) / (2 * r**2) - 0.5
+    else:
+        parts = (old.probs * (old.logits - new.logits)).sum(-1)
+    joint = kl_divergence(p, q)
+    assert (parts.sum(-1) - joint).abs().max() <= 1e-12 and 0 < joint.min() and joint.max() > 0.1
+
+
+@pytest.mark.parametrize("actions", ["discrete", "box"])
+def test_surrogate_gradient_is_the_policy_gradient_and_ppos(actions):
+    agent = build(actions, torch.float64)
+    rollout, taken, advantages = batch(agent, torch.float64)
+    with torch.no_grad():
+        old = agent(*rollout)
+    new = agent(*rollout)
+    logprob = new.log_prob(taken)
+    objective = trpo.surrogate(new, old, taken, advantages)
+    ppo = -MODULES["rppo_lstm"].ppo_loss(logprob, logprob.detach(), advantages, 0.2)[0]
+    reinforce = (logprob * advantages).mean()
+    parameters = agent.policy_parameters()
+    ours, *others = (trpo.flat_gradient(x, parameters, retain_graph=True) for x in (objective, ppo, reinforce))
+    assert ours.norm() > 0.01
+    for other in others:
+        assert (ours - other).abs().max() <= 1e-15
+
+
+@pytest.mark.parametrize("n", [1, 5, 40])
+def test_conjugate_gradient_is_a_dense_solve(n):
+    torch.manual_seed(n)
+    root = torch.randn(n, n, dtype=torch.float64)
+    matrix, b = root @ root.T + 0.5 * torch.eye(n), torch.randn(n, dtype=torch.float64) * 1e6
+    solution = torch.linalg.solve(matrix, b)
+    x = trpo.conjugate_gradient(lambda v: matrix @ v, b, 4 * n)
+    assert (x - solution).norm() <= 1e-8 * solution.norm()
+    calls = []
+    trpo.conjugate_gradient(lambda v: calls.append(1) or matrix @ v, b, 3)
+    assert len(calls) <= 3
+
+
+def test_conjugate_gradient_is_safe():
+    b, zero = torch.tensor([1.0, 2.0]), torch.zeros(2)
+    assert torch.equal(trpo.conjugate_gradient(lambda v: v, zero, 10), zero)  # no gradient: no step
+    assert torch.equal(trpo.conjugate_gradient(torch.zeros_like, b, 10), zero)  # a singular matrix
+    assert torch.equal(trpo.conjugate_gradient(lambda v: -v, b, 10), zero)  # not positive
+    for bad in float("nan"), float("inf"):
+        assert torch.equal(trpo.conjugate_gradient(lambda v, bad=bad: v * bad, b, 10), zero)
+        assert torch.equal(trpo.conjugate_gradient(lambda v: v, b * bad, 10), zero)
+    half = torch.diag(torch.tensor([2.0, 0.0]))  # singular, but b is in its range
+    x = trpo.conjugate_gradient(lambda v: half @ v, torch.tensor([3.0, 0.0]), 10)
+    assert torch.equal(x, torch.tensor([1.5, 0]))
+
+
+def test_line_search_takes_the_first_fraction_that_improves_within_the_region(monkeypatch):
+    """rows: the surrogate, of which 1 is the old one's, and the KL of the fractions 1, 1/2, ..."""
+    nan, inf = float("nan"), float("inf")
+
+    def search(rows, max_iter=4):
+        agent = build("box", line_search_max_iter=max_iter, line_search_shrinking_factor=0.5)
+        rollout, taken, advantages = batch(agent)
+        left, before = iter(rows), flat(agent)
+        step = torch.ones_like(before)
+        monkeypatch.setattr(trpo, "kl_divergence", lambda old, new: torch.tensor([new[1]]))
+        monkeypatch.setattr(trpo, "surrogate", lambda new, *others: torch.tensor(new[0]))
+        monkeypatch.setattr(trpo.Agent, "forward", lambda *inputs: next(left))
+        found = trpo.line_search(agent, agent.args, None, rollout, taken, 0 * advantages + 1, step)
+        assert torch.equal(flat(agent), before + found[2] * step if found[2] else before)
+        return found
+
+    assert search([(2.0, 0.005)]) == (pytest.approx(0.005), 1.0, 1.0)
+    assert search([(2.0, 0.02), (1.5, 0.009)]) == (pytest.approx(0.009), 0.5, 0.5)  # too far first
+    assert search([(0.5, 0.001), (1.25, 0.001)])[2] == 0.5  # worse first
+    assert search([(2.0, nan), (nan, 0.001), (inf, 0.001), (2.0, 0.001)])[2] == 0.125
+    assert search([(1.0, 0.0)] * 4) == (0.0, 0.0, 0.0)  # no better is no improvement
+    assert search([(2.0, 0.02)] * 4) == (0.0, 0.0, 0.0)
+    assert search([(2.0, 0.02), (2.0, 0.001)], max_iter=1) == (0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("factor", [1, 3])
+@pytest.mark.parametrize("actions", ["discrete", "box"])
+def test_the_step_is_the_natural_gradient_as_long_as_the_trust_region(actions, factor):
+    """Against F^-1 g by a dense solve; factor: every third step is in F, but all are in g."""
+    flags = {"cg_max_steps": 400, "target_kl": 1e-3, "sub_sampling_factor": factor, "encoder_size": 4}
+    agent = build(actions, torch.float64, **flags)
+    rollout, taken, advantages = batch(agent, torch.float64)
+    few = *rollout[:-1], rollout[-1][::factor]
+    damped = hessian_of_the_mean_kl(agent, few)
+    damped = damped + 0.1 * torch.eye(len(damped))
+    theta = flat(agent)
+    reinforce = (agent(*rollout).log_prob(taken) * advantages).mean()
+    gradient = trpo.flat_gradient(reinforce, agent.policy_parameters())
+    direction = torch.linalg.solve(damped, gradient)
+    full = (2e-3 / (direction @ damped @ direction)).sqrt() * direction
+    kl, improvement, fraction, expected, success = trpo.trpo_step(agent, agent.args, rollout, taken, advantages)
+    moved = flat(agent) - theta
+    assert success == 1.0 and kl < 1e-3 and improvement > 0
+    # Conjugate gradient stops at a residual of 1e-5, which is what the tolerance here is.
+    assert (moved - fraction * full).norm() <= 1e-3 * moved.norm()
+    assert expected == pytest.approx(float(gradient @ moved), rel=1e-9)
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+@pytest.mark.parametrize("actions", ACTIONS)
+def test_a_step_improves_within_the_region_and_moves_the_policy_alone(actions, memory):
+    agent = build(actions, memory=memory)
+    rollout, taken, advantages = batch(agent)
+    before = {k: v.clone() for k, v in agent.state_dict().items()}
+    with torch.no_grad():
+        old = agent(*rollout)
+    kl, improvement, fraction, expected, success = trpo.trpo_step(agent, agent.args, rollout, taken, advantages)
+    with torch.no_grad():
+        new = agent(*rollout)
+    true_kl = float(kl_divergence(old, new).mean())
+    gain = float((((new.log_prob(taken) - old.log_prob(taken)).exp() - 1) * advantages).mean())
+    assert success == 1.0 and fraction > 0 and 0.001 < true_kl < 0.01
+    assert kl == pytest.approx(true_kl, abs=1e-6) and 0 < gain == pytest.approx(improvement, abs=1e-5)
+    assert 0.5 < improvement / expected < 1.5
+    moved = {k for k, v in agent.state_dict().items() if not torch.equal(v, before[k])}
+    policy = {k for k, _ in agent.named_parameters() if not k.startswith("critic")}
+    assert moved == policy and len(policy) == len(agent.policy_parameters())
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+def test_final_steps_count_for_nothing(memory):
+    """Not even where the ratio of their probabilities overflows."""
+    thetas = []
+    for noise in 0.0, 1e6:
+        agent = build("box", memory=memory)
+        (obs, state, final, legal, steps), taken, advantages = batch(agent)
+        obs = obs + noise * torch.randn_like(obs) * final[..., None]
+        trpo.trpo_step(agent, agent.args, (obs, state, final, legal, steps), taken, advantages)
+        thetas.append(flat(agent))
+    assert thetas[0].isfinite().all() and (thetas[0] - thetas[1]).norm() <= 1e-5 * thetas[0].norm()
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+@pytest.mark.parametrize("case", ["no gradient", "nan advantages", "nan KL", "infinite KL", "too far"])
+def test_parameters_are_as_before_where_no_step_is_accepted(case, memory, monkeypatch):
+    agent = build("box", memory=memory, line_search_max_iter=1 if case == "too far" else 10)
+    rollout, taken, advantages = batch(agent)
+    advantages = {"no gradient": 0.0, "nan advantages": float("nan")}.get(case, 1.0) * advantages
+    value = {"nan KL": float("nan"), "infinite KL": float("inf"), "too far": 0.0101}.get(case)
+    if value:
+        real = trpo.kl_divergence  # keep the graph
+        monkeypatch.setattr(trpo, "kl_divergence", lambda old, new: real(old, new) * 0 + value)
+    before = {k: v.clone() for k, v in agent.state_dict().items()}
+    logs = trpo.trpo_step(agent, agent.args, rollout, taken, advantages)
+    assert [x for x in logs if x == x] in ([0.0] * 5, [0.0] * 4)
+    assert logs[0] == logs[1] == logs[2] == logs[4] == 0.0
+    assert all(torch.equal(v, before[k]) for k, v in agent.state_dict().items())
+
+
+def test_a_singular_fisher_matrix_without_damping():
+    """An input that is always 0 and units without effect: F has a null space; the step is still good."""
+    agent = build("multidiscrete", cg_damping=0.0)
+    rollout, taken, advantages = batch(agent, illegal=False)
+    rollout[0][..., 1] = 0.0
+    with torch.no_grad():
+        agent.actor.weight[:, :4] = 0.0
+    kl, improvement, _, _, success = trpo.trpo_step(agent, agent.args, rollout, taken, advantages)
+    assert success == 1.0 and 0 < kl < 0.01 and improvement > 0
+    assert all(p.isfinite().all() for p in agent.parameters())
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+def test_fit_critic_moves_the_critic_alone_towards_the_returns(memory):
+    agent = build("box", memory=memory, n_critic_updates=60, batch_size=32)
+    (*sequences, legal, steps), _, _ = batch(agent)
+    with torch.no_grad():
+        h = agent.replay(*sequences, steps)
+    obs = sequences[0].flatten(0, 1)[steps]
+    returns = obs.sum(-1).sin()
+    before = {k: v.clone() for k, v in agent.named_parameters()}
+    error = (agent.value(obs, h) - returns).square().mean().item()
+    optimizer = torch.optim.Adam(agent.critic.parameters(), 1e-2, eps=1e-5)
+    mean = trpo.fit_critic(agent, agent.args, optimizer, obs, h, returns)
+    after = (agent.value(obs, h) - returns).square().mean().item()
+    assert after < 0.05 * error and after < mean < error
+    moved = {k for k, v in agent.named_parameters() if not torch.equal(v, before[k])}
+    assert moved == {k for k in before if k.startswith("critic")}
+
+
+class Toy(gym.Env):
+    """Random walks whose reward depends on the action, in episodes of about 20 steps."""
+
+    observation_space = OBSERVATIONS
+
+    def __init__(self, action_space):
+        self.action_space = action_space
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.np_random.normal(size=3).astype(np.float32), {}
+
+    def step(self, action):
+        obs = self.np_random.normal(size=3).astype(np.float32)
+        return obs, float(np.sum(np.asarray(action) * obs[0]) + obs[1]), self.np_random.random() < 0.05, False, {}
+
+
+@pytest.mark.parametrize("actions", ["discrete", "multidiscrete", "box"])
+@pytest.mark.parametrize("num_envs", [1, 2])
+def test_one_whole_step_is_sb3_contribs(actions, num_envs, monkeypatch):
+    """From the same weights and rollout: the policy's step and ten passes of the critic give the same.
+
+    sb3-contrib averages the KL of Box over the components, so its target_kl and damping are ours
+    divided by their number. It starts conjugate gradient from noise of 1e-4, set to zero here.
+    (MultiBinary has one logit a component there and two here, which damping treats differently.)
+    """
+    sb3 = pytest.importorskip("sb3_contrib")
+    from stable_baselines3.common.vec_env import DummyVecEnv
+
+    space, T = ACTIONS[actions], 512
+    parts = 2 if actions == "box" else 1
+    env = DummyVecEnv([lambda: Toy(space)] * num_envs)
+    peer = sb3.TRPO(
+        "MlpPolicy", env, n_steps=T, seed=1, device="cpu", target_kl=0.01 / parts, cg_damping=0.1 / parts
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(peer, "train", lambda: None)
+        peer.learn(T * num_envs)  # fills the buffer
+    buffer, theirs = peer.rollout_buffer, peer.policy
+    agent = build(actions, encoder_size=64, hidden_size=64)
+    pairs = {
+        "encoder.0": theirs.mlp_extractor.policy_net[0], "encoder.2": theirs.mlp_extractor.policy_net[2],
+        "actor": theirs.action_net, "critic.0": theirs.mlp_extractor.value_net[0],
+        "critic.2": theirs.mlp_extractor.value_net[2], "critic.4": theirs.value_net,
+    }  # fmt: skip
+    names = {f"{name}.{kind}": getattr(layer, kind) for name, layer in pairs.items() for kind in ("weight", "bias")}
+    if actions == "box":
+        names["log_std"] = theirs.log_std
+    parameters = dict(agent.named_parameters())
+    assert parameters.keys() == names.keys()
+    # Ours has logits for choices that a component lacks, which do nothing; the peer's are the rest.
+    used = {name: torch.ones(len(p), dtype=torch.bool) for name, p in parameters.items()}
+    if actions == "multidiscrete":
+        used |= {name: torch.from_numpy(agent.exists.ravel()) for name in ("actor.weight", "actor.bias")}
+    with torch.no_grad():
+        for name, parameter in names.items():
+            parameters[name][used[name]] = parameter
+    first = {name: parameter.detach().clone() for name, parameter in names.items()}
+    obs, taken = torch.from_numpy(buffer.observations), torch.from_numpy(buffer.actions).view(T * num_envs, -1)
+    advantages, returns = torch.from_numpy(buffer.advantages).flatten(), torch.from_numpy(buffer.returns)
+
+    np.random.seed(0)
+    orders = [np.random.permutation(T * num_envs) for _ in range(1 + agent.args.n_critic_updates)][1:]
+    np.random.seed(0)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "randn_like", torch.zeros_like)
+        peer.train()
+    logged = peer.logger.name_to_value
+    assert logged["train/is_line_search_success"] == 1.0
+
+    legal = torch.from_numpy(agent.exists).expand(T, num_envs, *agent.exists.shape)
+    sequences = obs, agent.initial_state(num_envs), torch.zeros(T, num_envs, dtype=torch.bool)
+    steps = torch.arange(T * num_envs)
+    normalized = (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
+    logs = trpo.trpo_step(agent, agent.args, (*sequences, legal, steps), taken, normalized)
+    assert logs[4] == 1.0
+    optimizer = torch.optim.Adam(agent.critic.parameters(), agent.args.learning_rate, eps=1e-5, fused=True)
+    with torch.no_grad():
+        h = agent.replay(*sequences, steps).view(T, num_envs, -1)
+    sequence = iter(orders)
+    monkeypatch.setattr(torch, "randperm", lambda n: torch.from_numpy(next(sequence)))
+    rows = [x.transpose(0, 1).flatten(0, 1) for x in (obs, h, returns)]  # in the order of its buffer
+    value_loss = trpo.fit_critic(agent, agent.args, optimizer, *rows)
+    assert value_loss == pytest.approx(logged["train/value_loss"], rel=1e-5)
+    for name, parameter in names.items():
+        # From here on parameters are views of what the line search accepted.
+        ours = dict(agent.named_parameters())[name][used[name]]
+        error, step = (ours - parameter).norm(), (parameter - first[name]).norm()
+        assert error <= 1e-4 * parameter.norm() and error <= 1e-2 * step and step > 0, name
+
+
+def test_integer_boxes_are_refused():
+    envs = SimpleNamespace(single_action_space=spaces.Box(0, 9, (2,), np.int64), single_observation_space=OBSERVATIONS)
+    with pytest.raises(trpo.ArgumentError, match="no script"):
+        trpo.Agent(envs, trpo.Args())
+
+
+class Masked(gym.Env):
+    """One choice is legal in each step, and only its number says which: another one raises."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(3, start=2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return np.zeros(2, np.float32), {"action_mask": self.mask()}
+
+    def mask(self):
+        self.legal = self.t * 7 % 3
+        return (np.arange(3) == self.legal).astype(np.int8)
+
+    def step(self, action):
+        assert action == 2 + self.legal
+        self.t += 1
+        return np.zeros(2, np.float32), 1.0, self.t == 9, False, {"action_mask": self.mask()}
+
+
+class Solitary(gym.Env):
+    """Episodes of one step: every second step of a rollout is final, and with T = 1 a rollout has none
+    that counts."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (2,), np.float32), spaces.Box(-1, 1, (1,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        return np.zeros(2, np.float32), float(action[0]), True, False, {}
+
+
+gym.register("TrpoMasked-v0", Masked)
+gym.register("TrpoSolitary-v0", Solitary)
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+def test_masks_and_rollouts_without_a_step_that_counts(memory, tmp_path):
+    flags = {"memory": memory, "runs_dir": str(tmp_path), "eval_episodes": 2, "n_critic_updates": 2, "num_envs": 2}
+    agent = trpo.train(trpo.Args("TrpoMasked-v0", num_steps=16, total_timesteps=100, **flags))
+    assert agent.return_stats.count >= 100  # an illegal choice would have raised
+    agent = trpo.train(trpo.Args("TrpoSolitary-v0", num_steps=1, total_timesteps=10, **flags))
+    assert agent.obs_stats.count[0] == 10
