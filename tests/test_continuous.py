@@ -13,7 +13,9 @@ module = MODULES[SCRIPT]
 BOX = spaces.Box(-1, 1, (2,), np.float32)
 BOXES = {
     "vector": BOX,
-    "float64 matrix": spaces.Box(np.array([[-1, 0], [2, -3]]), np.array([[1, 5], [4, -2.5]]), (2, 2), np.float64),
+    "float64 matrix": spaces.Box(
+        np.array([[-1.0, 0], [2, -3]]), np.array([[1.0, 5], [4, -2.5]]), dtype=np.float64
+    ),
     "half a bound": spaces.Box(-np.inf, np.float32([np.inf, 0.5, np.inf]), (3,), np.float32),
     "scalar, float16": spaces.Box(-0.1, 0.3, (), np.float16),
 }  # fmt: skip
@@ -70,7 +72,7 @@ def played(seen):
     """What a watched run's training played -> obs (R, T, N, 3), final (R, T, N) of R rollouts; the
     steps that ended an episode are those before final ones."""
     T, N = seen.args.num_steps, seen.args.num_envs
-    obs = np.stack([seen.resets[0], *(step[1] for step in seen.env[:-1])])
+    obs = np.stack([seen.resets[0][0], *(step[1] for step in seen.env[:-1])])
     ended = np.stack([np.zeros(N, bool), *(step[3] | step[4] for step in seen.env[:-1])])
     return obs.reshape(-1, T, N, 3), ended.reshape(-1, T, N)
 
@@ -325,7 +327,8 @@ def test_old_log_probabilities_are_the_behaviour_policys(name, env_id, watch):
 
 
 def test_evaluation_freezes_the_statistics_and_draws_nothing(env_id, watch):
-    agent = watch(SCRIPT, env_id, num_steps=16, total_timesteps=200, use_sde=True).agent
+    flags = {"num_envs": 4, "num_steps": 16, "num_minibatches": 2, "total_timesteps": 200}
+    agent = watch(SCRIPT, env_id, use_sde=True, **flags).agent
     before = {name: value.clone() for name, value in agent.state_dict().items()}
     rng = torch.get_rng_state()
     args = module.Args(env_id=env_id, eval_episodes=4)

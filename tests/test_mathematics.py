@@ -63,14 +63,14 @@ def test_gae_ignores_a_nan_behind_a_termination(script):
 def test_discounted_sums_are_a_plain_loops_also_cut_in_two(script, seed, T, N, gamma, cut):
     function, generator = MODULES[script].discounted_sums, np.random.default_rng(seed)
     rewards, done = generator.normal(size=(T, N)), generator.random((T, N)) < 0.3
-    first_carried = generator.normal(size=N)
-    expected, running = np.zeros((T, N)), first_carried / gamma if gamma else np.zeros(N)
-    for t in range(T):
-        for n in range(N):
-            expected[t, n] = running[n] = rewards[t, n] + gamma * running[n]
-            running[n] *= not done[t, n]
-    carried = first_carried if gamma else np.zeros(N)
-    whole_carried, cut_carried = carried.copy(), carried.copy()
+    first_carried, expected = generator.normal(size=N), np.zeros((T, N))
+    for n in range(N):
+        for t in range(T):
+            ends = [k for k in range(t) if done[k, n]]
+            start = ends[-1] + 1 if ends else 0
+            expected[t, n] = sum(gamma ** (t - k) * rewards[k, n] for k in range(start, t + 1))
+            expected[t, n] += 0 if ends else gamma**t * first_carried[n]
+    whole_carried, cut_carried = first_carried.copy(), first_carried.copy()
     whole = function(rewards, done, whole_carried, gamma)
     parts = [function(rewards[x], done[x], cut_carried, gamma) for x in (slice(cut), slice(cut, T))]
     assert np.abs(whole - expected).max() <= 1e-9

@@ -84,7 +84,8 @@ def scalars(run_dir) -> dict:
 @pytest.mark.parametrize("script", RUNS)
 def test_what_a_run_leaves(script, tmp_path, monkeypatch):
     """By a clock on which the first iteration takes 100 seconds and each of the others 31."""
-    module, clock, saves = MODULES[script], [1000.0], []
+    module, clock, saves, order = MODULES[script], [1000.0], [], []
+    flush, replace = module.SummaryWriter.flush, os.replace
 
     class Run(module.Run):
         def log(self, *inputs):
@@ -97,6 +98,8 @@ def test_what_a_run_leaves(script, tmp_path, monkeypatch):
 
     monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: clock[0]))
     monkeypatch.setattr(module, "Run", Run)
+    monkeypatch.setattr(module.SummaryWriter, "flush", lambda self: order.append("events") or flush(self))
+    monkeypatch.setattr(os, "replace", lambda a, b: order.append(os.path.basename(b)) or replace(a, b))
     code, out, err = main(tmp_path, script, toy(script, "Clock"), "--total-timesteps", 8 * STEPS, "--eval-episodes 3")
     assert code == 0 and shown(err) == [], err
     [run_dir] = (tmp_path / "runs").iterdir()
@@ -122,6 +125,7 @@ def test_what_a_run_leaves(script, tmp_path, monkeypatch):
     assert found["charts/episodic_return"][steps[-1]] == pytest.approx(np.mean(result["returns"]))
     # At the start, then whenever more than 60 seconds have passed, and at the end.
     assert saves == [0, *(STEPS * i for i in (1, 3, 5, 7, 8))]
+    assert order == ["events", "agent.pt"] * len(saves)  # else a kill in between loses points
     saved = read(run_dir)
     assert saved["step"] == 8 * STEPS and saved["returns"] == result["returns"]
 
@@ -149,8 +153,11 @@ def test_resumed_runs_are_exact(script, toy_env, tmp_path, monkeypatch):
             super().log(*inputs)
             self.save()
             if len(self.timed) == 3:
+                shutil.copy(self.dir / "agent.pt", tmp_path)
+            if len(self.timed) == 4:  # a run killed here has logged more than its file knows
                 for name in "half", "other":
                     shutil.copytree(self.dir, self.dir.parent / name)
+                    shutil.copy(tmp_path / "agent.pt", self.dir.parent / name)
 
     with monkeypatch.context() as patch:
         patch.setattr(module, "Run", Run)

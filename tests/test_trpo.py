@@ -45,16 +45,16 @@ def batch(agent, dtype=torch.float32, T=24, illegal=True):
     if illegal and not agent.box:
         legal[3:9, :, :, 1] = False
     state = torch.randn_like(agent.initial_state(final.shape[1]))
-    steps = (~final).flatten().nonzero().squeeze(1)
+    steps = (~final).nonzero(as_tuple=True)
     rollout = obs, state, final, legal, steps
     with torch.no_grad():
         actions = agent(*rollout).sample()
-    advantages = torch.randn(len(steps), dtype=dtype)
+    advantages = torch.randn(len(steps[0]), dtype=dtype)
     return rollout, actions, (advantages - advantages.mean()) / advantages.std(correction=0)
 
 
 def flat(agent):
-    return torch.nn.utils.parameters_to_vector(agent.policy_parameters()).detach().clone()
+    return torch.nn.utils.parameters_to_vector(agent.policy_parameters).detach().clone()
 
 
 def policy_at(agent, rollout, theta):
@@ -79,7 +79,7 @@ def hessian_of_the_mean_kl(agent, rollout):
 def product_of(agent, rollout, damping=0.0):
     with torch.no_grad():
         old = agent(*rollout)
-    parameters = agent.policy_parameters()
+    parameters = agent.policy_parameters
     kl = kl_divergence(old, agent(*rollout)).mean()
     gradient = trpo.flat_gradient(kl, parameters, create_graph=True)
     return partial(trpo.fisher_vector_product, gradient, parameters, damping)
@@ -150,10 +150,10 @@ def test_acting_and_replay_are_one_policy(actions, memory):
         h, state = agent.step(obs[t], state)
         rows.append(h)
         state = state.where(~final[t][:, None], 0.0)
-    h = torch.stack(rows).flatten(0, 1)[steps]
+    h = torch.stack(rows)[steps]
     assert (h - new_h).abs().max() <= 1e-5
     torch.manual_seed(1)
-    legal = legal.flatten(0, 1)[steps]
+    legal = legal[steps]
     policy = agent.policy(h[:1], legal[:1])
     expected = policy.sample((40000,)).float().mean((0, 1))
     sampled = agent.act(h[:1].expand(40000, -1), legal[:1].expand(40000, -1, -1)).float().mean(0)
@@ -164,10 +164,10 @@ def test_acting_and_replay_are_one_policy(actions, memory):
 def test_kl_is_the_joint_one(actions):
     """The sum over components, not sb3-contrib's mean."""
     agent = build(actions, torch.float64)
-    rollout, _, _ = batch(agent, torch.float64)
+    rollout, _, _ = batch(agent, torch.float64, illegal=False)
     with torch.no_grad():
         p = agent(*rollout)
-        for parameter in agent.policy_parameters():
+        for parameter in agent.policy_parameters:
             parameter.add_(torch.randn_like(parameter) * 0.2)
         q = agent(*rollout)
     old, new = p.base_dist, q.base_dist
@@ -191,7 +191,7 @@ def test_surrogate_gradient_is_the_policy_gradient_and_ppos(actions):
     objective = trpo.surrogate(new, old, taken, advantages)
     ppo = -MODULES["rppo_lstm"].ppo_loss(logprob, logprob.detach(), advantages, 0.2)[0]
     reinforce = (logprob * advantages).mean()
-    parameters = agent.policy_parameters()
+    parameters = agent.policy_parameters
     ours, *others = (trpo.flat_gradient(x, parameters, retain_graph=True) for x in (objective, ppo, reinforce))
     assert ours.norm() > 0.01
     for other in others:
@@ -233,10 +233,11 @@ def test_line_search_takes_the_first_fraction_that_improves_within_the_region(mo
         rollout, taken, advantages = batch(agent)
         left, before = iter(rows), flat(agent)
         step = torch.ones_like(before)
-        monkeypatch.setattr(trpo, "kl_divergence", lambda old, new: torch.tensor([new[1]]))
-        monkeypatch.setattr(trpo, "surrogate", lambda new, *others: torch.tensor(new[0]))
-        monkeypatch.setattr(trpo.Agent, "forward", lambda *inputs: next(left))
-        found = trpo.line_search(agent, agent.args, None, rollout, taken, 0 * advantages + 1, step)
+        with monkeypatch.context() as patch:
+            patch.setattr(trpo, "kl_divergence", lambda old, new: torch.tensor([new[1]]))
+            patch.setattr(trpo, "surrogate", lambda new, *others: torch.tensor(new[0]))
+            patch.setattr(trpo.Agent, "forward", lambda *inputs: next(left))
+            found = trpo.line_search(agent, agent.args, None, rollout, taken, 0 * advantages + 1, step)
         assert torch.equal(flat(agent), before + found[2] * step if found[2] else before)
         return found
 
@@ -256,12 +257,12 @@ def test_the_step_is_the_natural_gradient_as_long_as_the_trust_region(actions, f
     flags = {"cg_max_steps": 400, "target_kl": 1e-3, "sub_sampling_factor": factor, "encoder_size": 4}
     agent = build(actions, torch.float64, **flags)
     rollout, taken, advantages = batch(agent, torch.float64)
-    few = *rollout[:-1], rollout[-1][::factor]
+    few = *rollout[:-1], tuple(x[::factor] for x in rollout[-1])
     damped = hessian_of_the_mean_kl(agent, few)
     damped = damped + 0.1 * torch.eye(len(damped))
     theta = flat(agent)
     reinforce = (agent(*rollout).log_prob(taken) * advantages).mean()
-    gradient = trpo.flat_gradient(reinforce, agent.policy_parameters())
+    gradient = trpo.flat_gradient(reinforce, agent.policy_parameters)
     direction = torch.linalg.solve(damped, gradient)
     full = (2e-3 / (direction @ damped @ direction)).sqrt() * direction
     kl, improvement, fraction, expected, success = trpo.trpo_step(agent, agent.args, rollout, taken, advantages)
@@ -290,7 +291,7 @@ def test_a_step_improves_within_the_region_and_moves_the_policy_alone(actions, m
     assert 0.5 < improvement / expected < 1.5
     moved = {k for k, v in agent.state_dict().items() if not torch.equal(v, before[k])}
     policy = {k for k, _ in agent.named_parameters() if not k.startswith("critic")}
-    assert moved == policy and len(policy) == len(agent.policy_parameters())
+    assert moved == policy and len(policy) == len(agent.policy_parameters)
 
 
 @pytest.mark.parametrize("memory", MEMORIES)
@@ -341,7 +342,7 @@ def test_fit_critic_moves_the_critic_alone_towards_the_returns(memory):
     (*sequences, legal, steps), _, _ = batch(agent)
     with torch.no_grad():
         h = agent.replay(*sequences, steps)
-    obs = sequences[0].flatten(0, 1)[steps]
+    obs = sequences[0][steps]
     returns = obs.sum(-1).sin()
     before = {k: v.clone() for k, v in agent.named_parameters()}
     error = (agent.value(obs, h) - returns).square().mean().item()
@@ -425,7 +426,7 @@ def test_one_whole_step_is_sb3_contribs(actions, num_envs, monkeypatch):
 
     legal = torch.from_numpy(agent.exists).expand(T, num_envs, *agent.exists.shape)
     sequences = obs, agent.initial_state(num_envs), torch.zeros(T, num_envs, dtype=torch.bool)
-    steps = torch.arange(T * num_envs)
+    steps = torch.ones(T, num_envs).nonzero(as_tuple=True)
     normalized = (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
     logs = trpo.trpo_step(agent, agent.args, (*sequences, legal, steps), taken, normalized)
     assert logs[4] == 1.0

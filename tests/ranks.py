@@ -1,0 +1,125 @@
+"""What each rank of tests/test_mpi.py's job does: it trains, with a record of all that counts; and
+an environment that fails on rank 1."""
+
+import contextlib
+import os
+import signal
+
+import envs
+import gymnasium as gym
+import numpy as np
+import torch
+from conftest import toy
+from gymnasium import spaces
+
+import ppo1_mpi as module
+
+CHOICES, BOX = spaces.MultiDiscrete([3, 2]), spaces.Box(-1, 1, (2,))
+CASES = {  # actions, masks and length of episodes in Toy; flags
+    "choices": (dict(action_space=CHOICES, masks="sometimes"), {}),
+    "box": (dict(action_space=BOX), {}),
+    "choices lstm": (dict(action_space=CHOICES, masks="sometimes"), dict(memory="lstm")),
+    "box lstm": (dict(action_space=BOX), dict(memory="lstm", schedule="constant")),
+    # Minibatches of one step, half of which are final: on some ranks nothing counts.
+    "nothing counts": (dict(length=1), dict(num_steps=2, total_timesteps=16, num_envs=1)),
+}
+FLAGS = dict(num_steps=24, num_minibatches=2, update_epochs=2, seq_len=4, encoder_size=8,
+             hidden_size=6, eval_episodes=0, ent_coef=0.1)  # fmt: skip
+
+
+class Rank1(envs.Clock):
+    """On rank 1 something happens in the 100th step of its life: FAULT says what."""
+
+    def __init__(self):
+        super().__init__()
+        self.life = 0
+
+    def step(self, action):
+        self.life += 1
+        obs, reward, terminated, truncated, info = super().step(action)
+        if self.life == 100 and os.environ.get("PMI_RANK") == "1":
+            if os.environ["FAULT"] == "raise":
+                raise RuntimeError("the simulator exploded")
+            if os.environ["FAULT"] == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            reward = {"nan": np.nan, "overflow": 1e38}.get(os.environ["FAULT"], reward)
+        return obs, reward, terminated, truncated, info
+
+
+gym.register("Rank1-v0", Rank1)
+
+
+def record(comm, env_id: str, name: str, **flags) -> dict:
+    """Trains in float64 on the ranks of comm, and returns what this rank saw."""
+    seen = {key: [] for key in ("obs", "acted", "gae", "replays", "losses", "steps")}
+
+    class Watched(module.Agent):
+        def step(self, obs, state):
+            seen["obs"].append(obs.double())
+            return super().step(obs.double(), state)
+
+        def act(self, h, legal):
+            seen.setdefault("first", {k: v.clone() for k, v in self.state_dict().items()})
+            actions = super().act(h, legal)
+            seen["acted"].append(self.policy(h, legal).log_prob(actions))
+            return actions
+
+        def evaluate_actions(self, obs, *others):
+            seen["replays"].append([x.clone() for x in (obs.double(), *others)])
+            return super().evaluate_actions(obs.double(), *others)
+
+    def gae(*inputs):
+        output = compute_gae(*inputs)
+        seen["gae"].append([torch.from_numpy(x.copy()) for x in (inputs[1], inputs[3], output)])
+        return output
+
+    def loss(*inputs):
+        seen["losses"].append([inputs[1].clone(), inputs[2].clone(), inputs[3]])
+        return ppo_loss(*inputs)
+
+    def log(run, steps, names, losses):
+        seen["steps"].append(steps)
+        run_log(run, steps, names, losses)
+
+    compute_gae, ppo_loss, run_log = module.compute_gae, module.ppo_loss, module.Run.log
+    patched = dict(Agent=Watched, compute_gae=gae, ppo_loss=loss, world=lambda: comm)
+    originals = {key: getattr(module, key) for key in patched}
+    torch.set_default_dtype(torch.float64)
+    try:
+        for key, value in patched.items():
+            setattr(module, key, value)
+        module.Run.log = log
+        args = module.Args(env_id=env_id, run_name=name, **{"total_timesteps": 50 * comm.size, **FLAGS, **flags})
+        agent = module.train(args)
+    finally:
+        torch.set_default_dtype(torch.float32)
+        module.Run.log = run_log
+        for key, value in originals.items():
+            setattr(module, key, value)
+    return seen | {"last": agent.state_dict()}
+
+
+def out_of_step(comm) -> str:
+    """What check_synced says where a weight of rank 1 has another sign of zero."""
+    layer = torch.nn.Linear(3, 1)
+    for value in (1.0, float("nan"), 0.0), (1.0, float("nan"), -0.0 if comm.rank == 1 else 0.0):
+        layer.weight.data[:] = torch.tensor(value)
+        layer.bias.data.zero_()
+        with contextlib.suppress(RuntimeError):
+            module.check_synced(layer, comm)
+            continue
+        return f"rank {comm.rank}"
+    return "in step"
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    world = module.world()
+    results = {"out of step": out_of_step(world)}
+    for case, (environment, flags) in CASES.items():
+        env_id = toy(**environment)
+        for count in 1, 2, 3:
+            comm = world.Split(int(world.rank < count), world.rank)  # the first ranks, the others
+            name = f"{case} {count} {world.rank < count}"
+            results[f"{case} {count}"] = record(comm, env_id, name, **flags)
+    torch.save(results, f"rank{world.rank}.pt")

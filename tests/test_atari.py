@@ -1,0 +1,437 @@
+"""rppo_gru_atari.py: the GRU's reset, games, scores and lives, frames, bfloat16, and processes."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+if __name__ != "__main__":
+    from conftest import MODULES, ROOT
+
+    pytest.importorskip("ale_py")
+    rppo = MODULES["rppo_gru_atari"]
+
+
+def make_args(**flags):
+    small = dict(env_id="ALE/Breakout-v5", num_envs=4, num_steps=48, num_minibatches=2, hidden_size=16)
+    small |= dict(update_epochs=1, total_timesteps=100, torch_threads=1, eval_episodes=0)
+    return rppo.Args(**small | flags)
+
+
+@pytest.fixture
+def watch(tmp_path, monkeypatch):
+    """Trains; returns what the games gave (T, N, ...), compute_gae's inputs, each replay's inputs and
+    outputs, ppo_loss's inputs, and result.json."""
+
+    def run(**flags):
+        games, gae, replays, losses = [], [], [], []
+        make_envs, compute_gae, ppo_loss = rppo.make_envs, rppo.compute_gae, rppo.ppo_loss
+        evaluate_actions = rppo.Agent.evaluate_actions
+
+        def watched_envs(*inputs):
+            envs = make_envs(*inputs)
+            step = envs.step
+
+            def watched_step(action):
+                outputs = step(action)
+                games.append([np.copy(x) for x in (*outputs[:4], outputs[4]["lives"])])
+                return outputs
+
+            envs.step = watched_step
+            return envs
+
+        def watched_gae(*inputs):
+            gae.append([np.copy(x) for x in inputs[:4]])
+            return compute_gae(*inputs)
+
+        def watched_replay(*inputs):
+            outputs = evaluate_actions(*inputs)
+            replays.append((*inputs[1:], *(x.detach() for x in outputs)))
+            return outputs
+
+        def watched_loss(*inputs):
+            losses.append([x.detach() for x in inputs[:3]])
+            return ppo_loss(*inputs)
+
+        monkeypatch.setattr(rppo, "make_envs", watched_envs)
+        monkeypatch.setattr(rppo, "compute_gae", watched_gae)
+        monkeypatch.setattr(rppo, "ppo_loss", watched_loss)
+        monkeypatch.setattr(rppo.Agent, "evaluate_actions", watched_replay)
+        rppo.train(make_args(**flags, runs_dir=str(tmp_path), run_name="a"))
+        result = json.loads((tmp_path / "a/result.json").read_text())
+        return [np.stack(x) for x in zip(*games)], gae, replays, losses, result
+
+    return run
+
+
+# --- The recurrence ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("garbage", [0.0, 1e30, float("nan")])
+def test_the_fused_gru_is_the_loop(garbage):
+    """Outputs and gradients, by every weight, input and the first state; what a final step holds is
+    nobody's business."""
+    torch.manual_seed(0)
+    gru = rppo.ResetGRU(5, 7).double()
+    with torch.no_grad():
+        for parameter in gru.parameters():
+            parameter.add_(0.5 * torch.randn_like(parameter))
+    final = torch.rand(20, 6) < 0.25
+    final[0, 0] = final[-1, 1] = final[3, 2] = final[4, 2] = True
+    x = torch.randn(20, 6, 5, dtype=torch.float64).masked_fill(final[..., None], garbage)
+    x, state = x.requires_grad_(), torch.randn(1, 6, 7, dtype=torch.float64, requires_grad=True)
+    loss_weights, inputs = torch.randn(20, 6, 7).double(), [x, state, *gru.parameters()]
+
+    def gradients(h):
+        return torch.autograd.grad((h * loss_weights)[~final].sum(), inputs)
+
+    hs, h = [], state
+    for t in range(20):
+        h = gru.step(x[t].where(~final[t][:, None], 0.0), h)
+        hs.append(h[0])
+        h = h.where(~final[t][:, None], 0.0)
+    expected, fused = torch.stack(hs), gru(x, state, final)
+    assert (fused - expected)[~final].abs().max() <= 1e-12
+    assert (fused[final] == 0).all()
+    for a, b in zip(gradients(fused), gradients(expected)):
+        assert b.abs().max() > 0.1 and (a - b).abs().max() <= 1e-10
+
+
+def test_the_first_minibatch_has_what_the_rollout_computed(watch):
+    """Before a weight has moved, across ends of games and of sequences."""
+    _, gae, replays, losses, _ = watch(seq_len=16, num_minibatches=1, max_episode_frames=80)
+    (logprob, old_logprob, _), (_, _, final, _, _, _, value) = losses[0], replays[0]
+    assert final.shape == (16, 12) and 4 <= final.sum() <= 12
+    assert (logprob - old_logprob).abs().max() <= 1e-5
+    sequences = gae[0][1][:-1].reshape(3, 16, 4).transpose(1, 0, 2).reshape(16, 12)
+    acted = {round(float(v), 4) for v in sequences.ravel()}
+    assert len(acted) > 100 and {round(float(v), 4) for v in value[~final]} - acted == set()
+
+
+# --- Games ------------------------------------------------------------------------------------------
+
+
+def test_truncated_games_scores_and_the_sign_of_rewards(watch):
+    (frames, rewards, terminated, truncated, _), gae, replays, _, result = watch(
+        env_id="ALE/SpaceInvaders-v5", max_episode_frames=400, num_steps=210, num_minibatches=1
+    )
+    done = terminated | truncated
+    final = np.concatenate([np.zeros((1, 4), bool), done[:-1]])
+    assert done.sum() == 8 == truncated.sum() and rewards.max() > 1
+    learned, _, got_terminated, got_done = gae[0]
+    assert np.array_equal(learned, np.sign(rewards)) and not rewards[final].any()
+    assert np.array_equal(got_done, done) and np.array_equal(got_terminated, terminated)
+    assert result["global_step"] == 840 - final.sum()
+    scores, score = [], np.zeros(4)
+    for t in range(210):
+        score += rewards[t]
+        scores += [*score[done[t]]]
+        score[done[t]] = 0
+    assert result["returns"] == scores and max(scores) > 8
+    obs, _, got_final, *_ = replays[0]
+    assert obs.dtype == torch.uint8
+    for m in range(4):  # the minibatch has the environments in a random order
+        n = next(n for n in range(4) if np.array_equal(obs[1:, m], frames[:-1, n]))
+        assert np.array_equal(got_final[:, m], final[:, n])
+
+
+@pytest.mark.parametrize("flag", [True, False])
+def test_a_lost_life_ends_the_return_and_nothing_else(watch, flag):
+    (_, _, terminated, truncated, lives), gae, replays, _, result = watch(
+        terminal_on_life_loss=flag, num_steps=110, max_episode_frames=360
+    )
+    lost = lives < np.concatenate([np.full((1, 4), 5), lives[:-1]])
+    ended = terminated | truncated
+    assert lost.sum() >= 8 and ended.sum() == 4 and not (lost & ended).all()
+    assert np.array_equal(gae[0][2], terminated | lost & flag)
+    assert np.array_equal(gae[0][3], ended | lost & flag)
+    assert sum(final.sum().item() for _, _, final, *_ in replays) == 4 == len(result["returns"])
+    assert result["global_step"] == 440 - 4
+
+
+def test_frames_are_stacked_from_the_oldest_to_the_newest():
+    for mode in None, "rgb_array":
+        envs = rppo.make_envs(make_args(frame_stack=4), 1, mode)
+        assert envs.single_observation_space == gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
+        obs, _ = envs.reset(seed=1)
+        assert not obs[0, :2].any() and obs[0, 3].any()  # no frames before the first, or before FIRE
+        moved = 0
+        for t in range(20):
+            before = np.copy(obs)
+            obs = envs.step(np.array([2 + t % 2]))[0]
+            assert np.array_equal(obs[0, :3], before[0, 1:])
+            moved += not np.array_equal(obs[0, 3], obs[0, 2])
+        assert moved > 10
+        envs.close()
+
+
+def test_games_that_are_shown_are_those_of_training():
+    """To one grey level, from the same emulator frame on."""
+    native, shown = (rppo.make_envs(make_args(env_id="ALE/Freeway-v5"), 1, mode) for mode in (None, "rgb_array"))
+    assert shown.single_observation_space == native.single_observation_space
+    _, info = native.reset(seed=3)
+    for seed in range(1000):  # until it has waited as long as the native game
+        _, start = shown.reset(seed=seed)
+        if start["episode_frame_number"][0] == info["episode_frame_number"][0]:
+            break
+    generator, worst, frames = np.random.default_rng(0), [], set()
+    for _ in range(60):
+        action = generator.integers(3, size=1)
+        (a, r, *_), (b, s, *_) = native.step(action), shown.step(action)
+        worst.append(np.abs(a.astype(int) - b).max())
+        frames.add(b.tobytes())
+        assert r[0] == s[0]
+    assert max(worst) <= 1 and len(frames) == 60
+
+
+@pytest.mark.parametrize("mode", [None, "rgb_array"])
+def test_a_game_begins_with_fire(mode):
+    """Breakout's ball waits for it: a player who does nothing loses one life of five."""
+    envs = rppo.make_envs(make_args(), 1, mode)
+    envs.reset(seed=1)
+    lives = [envs.step(np.zeros(1, int))[4]["lives"][0] for _ in range(100)]
+    assert lives[0] == 5 and lives[-1] == 4
+
+
+# --- The network ------------------------------------------------------------------------------------
+
+
+def test_amp_is_close_to_float32_and_leaves_the_gru_and_the_losses_in_it():
+    envs = rppo.make_envs(make_args(), 1)
+    torch.manual_seed(0)
+    obs = torch.randint(0, 256, (12, 3, 1, 84, 84), dtype=torch.uint8)
+    actions, final = torch.randint(4, (12, 3, 1)), torch.zeros(12, 3, dtype=torch.bool)
+    final[5, 1] = True
+    results, gradients = [], []
+    for amp in False, True:
+        torch.manual_seed(1)
+        agent = rppo.Agent(envs, make_args(amp=amp, hidden_size=32))
+        dtypes = []
+        agent.gru.register_forward_pre_hook(lambda _, inputs: dtypes.append(inputs[0].dtype))
+        outputs = agent.evaluate_actions(obs, agent.initial_state(3), final, actions)
+        assert dtypes == [torch.float32] and {x.dtype for x in outputs} == {torch.float32}
+        (outputs[0] + outputs[2]).square().sum().backward()
+        results.append(torch.stack(outputs).detach())
+        gradients.append(torch.cat([p.grad.flatten() for p in agent.parameters()]))
+    difference = (results[0] - results[1])[:, ~final].abs().max()
+    assert 0 < difference <= 0.02 * results[0].abs().max()
+    assert torch.nn.functional.cosine_similarity(*gradients, dim=0) >= 0.999
+
+
+def test_the_cnn_is_that_of_the_paper():
+    """Mnih et al. 2015: 32 8x8 stride 4, 64 4x4 stride 2, 64 3x3, 512; of pixels from 0 to 1."""
+    torch.manual_seed(0)
+    encoder = rppo.NatureCNN(2, False)
+    frames = torch.randint(0, 256, (3, 5, 2, 84, 84), dtype=torch.uint8)
+    x, weights = frames.flatten(0, 1).float() / 255, list(encoder.parameters())
+    for stride, W, b in zip((4, 2, 1), weights[0::2], weights[1::2]):
+        x = torch.nn.functional.conv2d(x, W, b, stride).relu()
+    x = torch.nn.functional.linear(x.flatten(1), *weights[6:]).relu()
+    assert x.shape == (15, 512) and [len(b) for b in weights[1::2]] == [32, 64, 64, 512]
+    assert (encoder(frames).flatten(0, 1) - x).abs().max() <= 1e-5 * x.abs().max()
+    for W in weights[::2]:  # orthogonal, times sqrt(2)
+        rows = W.flatten(1)
+        assert (rows @ rows.T - 2 * torch.eye(len(rows))).abs().max() <= 1e-4
+
+
+# --- Processes --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "flags,expected",
+    [
+        (dict(num_envs=5), "--num-envs: 2 processes must divide it"),
+        (dict(num_minibatches=4), "--num-minibatches 4: must divide the 2 sequences"),
+        (dict(cuda=True), "--cuda: torch finds no GPU"),
+        (dict(sticky_actions=1.5), "--sticky_actions 1.5: must be from 0 to 1"),
+    ],
+)
+def test_arguments_that_two_processes_cannot_share(flags, expected, monkeypatch):
+    """The second one finds no GPU where there is one."""
+    monkeypatch.setattr(rppo, "WORLD_SIZE", 2)
+    monkeypatch.setattr(rppo, "LOCAL_RANK", 1)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(rppo.ArgumentError, match=expected):
+        rppo.check_args(make_args(**flags))
+    rppo.check_args(make_args())
+
+
+def test_local_rank_is_for_the_device_only(monkeypatch):
+    """Process 7 of all is the fourth of its machine."""
+    monkeypatch.setattr(rppo, "RANK", 7)
+    monkeypatch.setattr(rppo, "LOCAL_RANK", 3)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    devices = []
+    monkeypatch.setattr(rppo.Agent, "to", lambda self, device: devices.append(device) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        rppo.train(make_args(cuda=True))
+    assert devices == [torch.device("cuda", 3)]
+
+
+COMMON = "--env-id ALE/Breakout-v5 --num-envs 4 --num-steps 160 --num-minibatches 1 --hidden-size 16 " \
+         "--update-epochs 5 --total-timesteps 1000 --torch-threads 1 --eval-episodes 0".split()  # fmt: skip
+
+
+def worker(name: str, flags: list[str]) -> None:
+    """Runs in each process: trains by a rule that reads the frame, so that one process and two play
+    the same games, and leaves weights, gradients before clipping, losses, noise and environments' seeds."""
+    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    os.environ["LOCAL_RANK"] = "0"  # as on machines with one process each
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+    import rppo_gru_atari as rppo
+
+    seen: dict = {key: [] for key in ("gradients", "losses", "seeds", "noise", "finals", "counts")}
+    clip, gae, loss, sample = torch.nn.utils.clip_grad_norm_, rppo.compute_gae, rppo.ppo_loss, rppo.sample
+    make_envs, log, step = rppo.make_envs, rppo.Run.log, rppo.Agent.step
+
+    def watched_clip(parameters, *rest):
+        parameters = list(parameters)
+        seen["gradients"].append(torch.cat([p.grad.flatten() for p in parameters]))
+        return clip(parameters, *rest)
+
+    def watched_gae(rewards, values, terminated, done, *rest):
+        seen["finals"].append(int(done.sum()))
+        return gae(rewards, values, terminated, done, *rest)
+
+    def watched_log(self, steps, names, losses):
+        seen["losses"] += losses
+        log(self, steps, names, losses)
+
+    def watched_step(self, obs, state):
+        seen["rule"] = obs.flatten(1).sum(1)[:, None] % self.action_space.n
+        return step(self, obs, state)
+
+    def rule(logp):
+        seen["noise"].append(sample(logp)[:, 0])  # of which nothing depends
+        return seen["rule"]
+
+    def watched_envs(*inputs):
+        envs = make_envs(*inputs)
+        reset = envs.reset
+        envs.reset = lambda seed: seen["seeds"].append(seed) or reset(seed=seed)
+        if name == "empty":  # every other time step of the second process is final, of the first one none
+            lasts = np.full((1, 2), rank == 1)
+            envs.step = lambda _: (np.zeros((2, 1, 84, 84), np.uint8), np.ones(2), np.zeros(2, bool),
+                                   ~lasts[0] & bool(lasts.__setitem__(0, ~lasts[0]) or rank), {})  # fmt: skip
+        return envs
+
+    def watched_loss(logprob, *rest):
+        """In kl, rank 0 takes its policy for far from the old one from the third minibatch on, rank 1 never."""
+        seen["counts"].append(len(logprob))
+        policy_loss, kl = loss(logprob, *rest)
+        far = len(seen["counts"]) > 2 and rank == 0
+        return policy_loss, torch.full_like(kl, float(far)) if name == "kl" else kl
+
+    torch.nn.utils.clip_grad_norm_, rppo.compute_gae, rppo.ppo_loss = watched_clip, watched_gae, watched_loss
+    rppo.sample, rppo.make_envs, rppo.Run.log, rppo.Agent.step = rule, watched_envs, watched_log, watched_step
+    sys.argv = ["rppo_gru_atari.py", *flags]
+    agent = rppo.train(rppo.parse_args())
+    seen["weights"] = torch.cat([p.detach().flatten() for p in agent.parameters()])
+    seen["losses"], seen["gradients"] = torch.stack(seen["losses"]), torch.stack(seen["gradients"])
+    seen["noise"] = torch.stack(seen["noise"])
+    torch.save({key: seen[key] for key in seen if key != "rule"}, f"{name}{rank}of{world}.pt")
+
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+
+
+def launch(folder, processes: int, name: str, *flags):
+    start = TORCHRUN if processes > 1 else [sys.executable]
+    command = [*start, __file__, name, *COMMON, "--run-name", f"{name}{processes}", *flags]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [torch.load(folder / f"{name}{rank}of{processes}.pt") for rank in range(processes)]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("processes")
+    return folder, *launch(folder, 1, "same"), *launch(folder, 2, "same")
+
+
+def test_two_processes_take_the_gradient_of_one(runs):
+    """On the same time steps, of which the two have unequal numbers that count; all that is logged agrees."""
+    folder, one, a, b = runs
+    assert a["counts"][0] != b["counts"][0] and a["counts"][0] + b["counts"][0] == one["counts"][0]
+    assert one["gradients"][0].abs().max() > 1e-3
+    assert (one["gradients"][0] - a["gradients"][0]).abs().max() <= 1e-6
+    assert (one["losses"][0] - a["losses"][0]).abs().max() <= 1e-6
+    results = [json.loads((folder / f"runs/same{n}/result.json").read_text()) for n in (1, 2)]
+    assert results[0]["global_step"] == results[1]["global_step"]
+    assert sorted(results[0]["returns"]) == sorted(results[1]["returns"]) and len(results[0]["returns"]) >= 2
+
+
+def test_both_keep_the_same_weights_bit_for_bit(runs):
+    _, one, a, b = runs
+    assert len(a["losses"]) == 10 and torch.equal(a["losses"], b["losses"])
+    assert torch.equal(a["gradients"], b["gradients"]) and torch.equal(a["weights"], b["weights"])
+    # Adam divides by the gradient's size, so rounding grows: one process is near, and not the same.
+    assert (one["weights"] - a["weights"]).abs().mean() <= 1e-5 < 1e-4 < one["weights"].abs().mean()
+
+
+def test_processes_have_environments_and_noise_of_their_own(runs):
+    """By RANK: LOCAL_RANK is 0 in both. Environment n of all has the seed seed + n."""
+    folder, one, a, b = runs
+    assert one["seeds"][0] == 1 and a["seeds"][0] == 1 and b["seeds"][0] == 3
+    assert (a["noise"] != b["noise"]).float().mean() > 0.5
+    saved = torch.load(folder / "runs/same2/agent.pt", weights_only=True)
+    assert len(saved["rng"]) == 2 and not torch.equal(*saved["rng"])
+    assert len([*(folder / "runs/same2").glob("events*")]) == 1  # the first process alone writes
+
+
+def test_a_resumed_run_needs_as_many_processes(runs, monkeypatch):
+    folder, *_ = runs
+    resumed = rppo.load(folder / "runs/same2")["args"] | {"resume": str(folder / "runs/same2")}
+    with pytest.raises(rppo.ArgumentError, match="--resume: start as many processes as before"):
+        rppo.train(rppo.Args(**resumed))
+
+
+def test_target_kl_stops_both_together(tmp_path):
+    """By the mean over both, though one would have stopped alone and the other not."""
+    a, b = launch(tmp_path, 2, "kl", "--target-kl", "0.1", "--total-timesteps", "600")
+    assert torch.equal(a["losses"], b["losses"]) and torch.equal(a["weights"], b["weights"])
+    kl = a["losses"][:, 3]
+    assert len(kl) == 3 and (kl[:2] == 0).all() and 0.15 < kl[2] < 1 and len(a["gradients"]) == 2
+
+
+def test_a_process_without_a_step_that_counts_takes_part(tmp_path):
+    """Rollouts of one step, of which every other one is final in the second process."""
+    flags = "--num-steps 1 --update-epochs 2 --total-timesteps 12".split()
+    a, b = launch(tmp_path, 2, "empty", *flags)
+    assert a["counts"] == [2] * 8 and b["counts"] == [2, 2, 0, 0, 2, 2, 0, 0]
+    assert a["losses"].isfinite().all() and torch.equal(a["weights"], b["weights"])
+    assert a["weights"].isfinite().all() and a["gradients"].abs().amax(1).min() > 1e-4
+    assert json.loads((tmp_path / "runs/empty2/result.json").read_text())["global_step"] == 12
+
+
+def test_a_killed_process_ends_the_job_which_can_be_resumed(tmp_path):
+    script = str(ROOT / "rppo_gru_atari.py")
+    flags = [*COMMON, "--num-steps", "32", "--total-timesteps", "1000000", "--run-name", "a"]
+    with open(tmp_path / "log", "w") as log:
+        job = subprocess.Popen([*TORCHRUN, script, *flags], cwd=tmp_path, stdout=log, stderr=log)
+    file, end = tmp_path / "runs/a/agent.pt", time.time() + 120
+    while not file.exists() and time.time() < end:
+        time.sleep(0.1)
+    time.sleep(3)
+    pids = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
+    assert len(pids) == 2 and job.poll() is None, (tmp_path / "log").read_text()[-2000:]
+    os.kill(int(pids[1]), 9)
+    assert job.wait(10) != 0
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    step = rppo.load(tmp_path / "runs/a")["step"]
+    resume = [*TORCHRUN, script, "--resume", "runs/a", "--total-timesteps", str(step + 200)]
+    done = subprocess.run(resume, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert rppo.load(tmp_path / "runs/a")["step"] >= step + 200
+
+
+if __name__ == "__main__":
+    worker(sys.argv[1], sys.argv[2:])

@@ -1,0 +1,217 @@
+"""ppo1_mpi.py: ranks against one process with the union of their rollouts, failures, resuming."""
+
+import importlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, toy
+
+pytest.importorskip("mpi4py")
+import ranks  # noqa: E402
+
+module = importlib.import_module("ppo1_mpi")
+MPIEXEC, SCRIPT = Path(sys.executable).parent / "mpiexec", ROOT / "ppo1_mpi.py"
+ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+CLOCK = "--env-id envs:Clock-v0 --num-steps 32 --num-minibatches 2 --encoder-size 8 --eval-episodes 0 --run-name a".split()
+
+
+def mpiexec(count, *command, cwd, env=(), timeout=120):
+    """Runs a command of Python on so many ranks, from its words."""
+    words = [str(MPIEXEC), "-n", str(count), sys.executable, *map(str, command)]
+    env = {**ENVIRONMENT, **dict(env)}
+    return subprocess.run(words, cwd=cwd, capture_output=True, text=True, timeout=timeout, env=env)
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    """What the ranks of one job of 3 saw: tests/ranks.py."""
+    folder = tmp_path_factory.mktemp("ranks")
+    done = mpiexec(3, ROOT / "tests" / "ranks.py", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    made = sorted(path.name for path in (folder / "runs").iterdir())
+    splits = [(count, first) for count in (1, 2, 3) for first in (True, False) if first or count < 3]
+    assert made == sorted(f"{case} {count} {first}" for case in ranks.CASES for count, first in splits)
+    return [torch.load(folder / f"rank{r}.pt", weights_only=False) for r in range(3)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("case", ranks.CASES)
+def test_ranks_are_one_process_with_the_union_of_their_rollouts(case, count, job):
+    """Weights and statistics after training, to 1e-12, from plain autograd and Adam on the mean of the ranks' losses;
+    on the ranks they are equal bit for bit. Old log-probabilities are those of the agent that acted."""
+    environment, flags = ranks.CASES[case]
+    results = [job[rank][f"{case} {count}"] for rank in range(count)]
+    args = module.Args(env_id=toy(**environment), **{"total_timesteps": 50 * count, **ranks.FLAGS, **flags})
+    agent = module.Agent(module.make_envs(args, 1), args).double()
+    agent.load_state_dict(results[0]["first"])
+    optimizer = torch.optim.Adam(agent.parameters(), eps=1e-5)
+    T, updates, empty = args.num_steps, args.update_epochs * args.num_minibatches, 0
+    steps = np.sum([seen["steps"] for seen in results], 0)
+    assert len(steps) >= 2 and {len(seen["replays"]) for seen in results} == {len(steps) * updates}
+    final = torch.zeros(count, dtype=torch.bool)  # of each rank's next first step
+    for i, before in enumerate([0, *np.cumsum(steps)[:-1]]):
+        progress = before / args.total_timesteps if args.schedule == "linear" else 0
+        optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - progress)
+        data, rows = [], []
+        for rank, seen in enumerate(results):
+            values, done, advantages = (x[..., 0] for x in seen["gae"][i])
+            obs = torch.cat(seen["obs"][i * (T + 1) : (i + 1) * (T + 1) - 1])
+            finals = torch.cat([final[rank : rank + 1], done[:-1]])
+            final[rank], valid = done[-1], ~finals
+            assert valid.sum() == seen["steps"][i]
+            rows.append(obs[valid])
+            std, mean = torch.std_mean(advantages[valid], correction=0)
+            acted = torch.cat(seen["acted"][i * T : (i + 1) * T])
+            data.append((obs, finals, acted, (advantages - mean) / (std + 1e-8), advantages + values[:T]))
+        for u in range(i * updates, (i + 1) * updates):
+            loss = torch.zeros((), dtype=torch.float64)
+            for seen, (obs, finals, *targets) in zip(results, data):
+                inputs = seen["replays"][u]
+                t = (inputs[0].unsqueeze(-2) == obs).all(-1).int().argmax(-1)  # (L, B)
+                assert torch.equal(obs[t], inputs[0]) and torch.equal(finals[t], inputs[3])
+                counts = ~finals[t]
+                old_logprob, advantage, return_ = (x[t][counts] for x in targets)
+                clip_coef = args.clip_coef * (1 - progress)
+                for ours, expected in zip(seen["losses"][u], (old_logprob, advantage, clip_coef)):
+                    assert np.abs(np.asarray(ours) - np.asarray(expected)).max(initial=0) <= 1e-12
+                empty += not counts.any()
+                if counts.any():
+                    logprob, entropy, value = (x[counts] for x in agent.evaluate_actions(*inputs))
+                    ratio = (logprob - old_logprob).exp()
+                    surrogate = torch.min(ratio * advantage, ratio.clip(1 - clip_coef, 1 + clip_coef) * advantage)
+                    loss = loss + (-surrogate - args.ent_coef * entropy + (value - return_) ** 2).mean() / count
+            for parameter in agent.parameters():
+                parameter.grad = torch.zeros_like(parameter)
+            if loss.requires_grad:
+                loss.backward()
+            optimizer.step()
+        x = torch.cat(rows)
+        agent.obs_sums += torch.stack([torch.ones_like(x), x, x**2]).sum(1)
+    assert (empty > 0) == (case == "nothing counts")
+    for name, expected in agent.state_dict().items():
+        ours = [seen["last"][name] for seen in results]
+        assert (ours[0] - expected).abs().max() <= 1e-12 * max(1, expected.abs().max()), name
+        assert all(torch.equal(x, ours[0]) for x in ours)
+        assert torch.equal(results[-1]["first"][name], results[0]["first"][name])  # rank 0's
+        moved = (ours[0] - results[0]["first"][name]).abs().max()
+        assert moved > 1e-4 or case == "nothing counts"
+
+
+def test_each_rank_draws_other_numbers(job):
+    obs = [torch.cat(seen["box 3"]["obs"])[:20] for seen in job]
+    assert not any(torch.isin(obs[a], obs[b]).any() for a, b in ((0, 1), (0, 2), (1, 2)))
+    acted = [torch.cat(seen["nothing counts 3"]["acted"])[:8] for seen in job]
+    assert not torch.equal(acted[0], acted[1])
+
+
+def test_a_rank_out_of_step_is_found(job):
+    """By one bit of one weight: -0 is not 0. A NaN is equal to itself."""
+    assert [results["out of step"] for results in job] == ["in step", "rank 1", "in step"]
+
+
+def test_observations_are_normalised_as_in_baselines():
+    agent = module.Agent(module.make_envs(module.Args(), 1), module.Args())
+    x = torch.randn(1000, 4, dtype=torch.float64) * torch.tensor([3.0, 1e-3, 10.0, 1.0]) + 1
+    agent.obs_sums += torch.stack([torch.ones_like(x), x, x**2]).sum(1)
+    count, total, squares = 1e-2 + len(x), x.sum(0), 1e-2 + (x**2).sum(0)
+    std = (squares / count - (total / count) ** 2).clamp(min=1e-2).sqrt()
+    assert std[1] == pytest.approx(0.1)  # the least
+    seen = []
+    agent.encoder.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    obs = x[:3].clone()
+    obs[0, 0] = 1e6
+    agent.encode(obs.float())
+    assert seen[0][0, 0] == 5.0 and seen[0].dtype == torch.float32
+    assert np.allclose(seen[0], ((obs - total / count) / std).clip(-5, 5), atol=1e-4)
+
+
+@pytest.mark.parametrize("fault,words,speaker", [
+    ("raise", "RuntimeError: the simulator exploded", 1),
+    pytest.param("nan", "FloatingPointError: rewards[6, 0] is nan", 1, marks=pytest.mark.slow),
+    ("overflow", "FloatingPointError: after step 279, ", 0),  # finite, but not its square
+])  # fmt: skip
+def test_a_fault_of_one_rank_ends_the_job_with_that_ranks_traceback(fault, words, speaker, tmp_path):
+    words_of_script = [*CLOCK, "--env-id", "ranks:Rank1-v0"]
+    began = time.time()
+    done = mpiexec(3, SCRIPT, *words_of_script, cwd=tmp_path, env={"FAULT": fault})
+    assert done.returncode == 1 and time.time() - began < 30
+    assert done.stderr.count("Traceback") == 1 and words in done.stderr, done.stderr
+    assert f"to go on: mpiexec -n 3 python {SCRIPT} --resume {tmp_path / 'runs/a'}" in done.stderr
+    assert f"rank {speaker} in comm 0" in done.stderr  # MPI's own word on who ended the job
+
+
+def test_kill_9_of_a_rank_ends_the_job_and_its_file_goes_on(tmp_path):
+    flags = [*CLOCK, "--env-id", "ranks:Rank1-v0", "--total-timesteps", 600]
+    began = time.time()
+    done = mpiexec(3, SCRIPT, *flags, cwd=tmp_path, env={"FAULT": "kill"})
+    assert done.returncode not in (0, 1, 2) and time.time() - began < 30, done.stderr
+    assert len(module.load(tmp_path / "runs/a")["rng"]) == 3
+    done = mpiexec(3, SCRIPT, "--resume", "runs/a", cwd=tmp_path, env={"FAULT": ""})
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "runs/a/result.json").read_text())["global_step"] >= 600
+
+
+@pytest.mark.parametrize("memory", ["none", pytest.param("lstm", marks=pytest.mark.slow)])
+def test_a_resumed_job_is_the_one_never_stopped(memory, tmp_path):
+    """Bit for bit with 2 ranks, twice; another number of ranks goes on with it, too."""
+    flags = [*CLOCK, "--memory", memory, "--schedule", "constant", "--hidden-size", 8, "--no-norm-obs"]
+    for name, steps in ("a", 620), ("b", 310):
+        done = mpiexec(2, SCRIPT, *flags, "--total-timesteps", steps, "--run-name", name, cwd=tmp_path)
+        assert done.returncode == 0 and done.stdout.count(f"runs/{name}: ") == 1, done.stderr
+    shutil.copytree(tmp_path / "runs/b", tmp_path / "runs/c")
+    saved = module.load(tmp_path / "runs/b")
+    assert saved["step"] == 310 and len(saved["rng"]) == 2 and not torch.equal(*saved["rng"])
+    whole = module.load(tmp_path / "runs/a")
+    for count, name in (2, "b"), (2, "c"):
+        done = mpiexec(count, SCRIPT, "--resume", f"runs/{name}", "--total-timesteps", 620, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        resumed = module.load(tmp_path / "runs" / name)
+        assert resumed["step"] == whole["step"] == 620 and len(resumed["returns"]) == 20
+        assert all(torch.equal(whole["agent"][key], x) for key, x in resumed["agent"].items())
+        assert all(torch.equal(a, b) for a, b in zip(whole["rng"], resumed["rng"]))
+    done = mpiexec(3, SCRIPT, "--resume", "runs/c", "--total-timesteps", 700, cwd=tmp_path)
+    assert done.returncode == 0 and module.load(tmp_path / "runs/c")["step"] == 713
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["a", "b", "c"]
+
+
+def test_an_update_that_stops_early_stops_on_every_rank(tmp_path):
+    """Each rank has another KL; one that broke out of the loop alone would leave the others in an allreduce."""
+    flags = [*CLOCK, "--total-timesteps", 620, "--target-kl", 1e-7]
+    done = mpiexec(2, SCRIPT, *flags, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    state = module.load(tmp_path / "runs/a")["optimizer"]["state"][0]
+    assert 10 <= state["step"] < 10 * 8  # of 8 minibatches an iteration some were left out
+
+
+@pytest.mark.parametrize("flags,message", [
+    ("--num-minibatches 7", "error: --num-minibatches 7: must divide the 256 sequences of a rollout"),
+    pytest.param("--nonsense 7", "Unrecognized options: --nonsense, 7", marks=pytest.mark.slow),
+])  # fmt: skip
+def test_wrong_flags_are_answered_once(flags, message, tmp_path):
+    done = mpiexec(3, SCRIPT, *flags.split(), cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr.count(message) == 1, done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_without_mpi4py_it_says_what_to_install(tmp_path):
+    (tmp_path / "mpi4py.py").write_text("raise ImportError('No module named mpi4py')")
+    command = [sys.executable, str(SCRIPT)]
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=env)
+    assert done.returncode == 2
+    assert done.stderr == "error: No module named mpi4py; pip install mpi4py mpich\n"
+
+
+@pytest.mark.slow
+def test_cartpole_is_learnt_in_25000_steps(tmp_path):
+    done = mpiexec(1, SCRIPT, "--seed", 1001, "--run-name", "a", cwd=tmp_path, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert np.mean(json.loads((tmp_path / "runs/a/result.json").read_text())["evaluation"]) >= 200
