@@ -1,39 +1,41 @@
 # /// script
 # requires-python = ">=3.10"
-# dependencies = ["torch>=2.9,<2.14", "gymnasium>=1.2", "ale-py>=0.11", "tyro>=1.0", "tensorboard", "tqdm"]
+# dependencies = ["torch>=2.9", "gymnasium[other]>=1.2", "ale-py", "tyro", "tensorboard", "tqdm"]
 # ///
-"""Recurrent PPO with a GRU on Atari: memory instead of stacked frames, on any number of processes.
+"""Recurrent PPO with a GRU on Atari games, in any number of processes.
 
-    python rppo_gru_atari.py --env-id ALE/Breakout-v5 --amp  # train; --help lists every flag and its default
-    torchrun --nproc-per-node=2 rppo_gru_atari.py            # the same in two processes; --cuda: on two GPUs
-    python rppo_gru_atari.py --play runs/RUN                 # watch it; --resume runs/RUN continues it
+    python rppo_gru_atari.py --env-id ALE/Breakout-v5  # train; --help lists the flags
+    torchrun --nproc-per-node 2 rppo_gru_atari.py      # train in two processes
+    python rppo_gru_atari.py --play runs/RUN           # watch the trained agent
 
-PPO: Schulman et al. 2017, arXiv:1707.06347, eq. 7. GAE: Schulman et al. 2016, arXiv:1506.02438, eq. 11 to 16.
-Replay from stored states: Kapturowski et al. 2019 (R2D2). GRU: Cho et al. 2014, arXiv:1406.1078; ResetGRU.
-Differs from rppo_lstm.py in the GRU, in the CNN over the uint8 frames of ale_py's vector environment, and in
-data parallelism: each process plays its share of the environments, and gradients are summed over all.
+PPO: Schulman et al. 2017, arXiv:1707.06347. GAE: Schulman et al. 2016, arXiv:1506.02438.
 
-Rows. T = num_steps rows a rollout, N environments; rollout tensors are (T, N, ...). Gymnasium's vector
-environments return the last observation of an episode as a row of its own: final[t] says that obs[t] is one.
-Its action is ignored, it is no environment step, and no loss or statistic counts it; but its value, computed
-with the state that the memory has there, bootstraps a truncated episode. After it the state is zero.
-Shapes: B sequences of L rows in a minibatch, F features, H hidden units, S rows of rnn_state (one a layer),
-C stacked frames of 84 x 84, A actions.
+A rollout is T time steps of N environments; its arrays are (T, N, ...). When an episode ends,
+Gymnasium's vector environments return its last observation as a time step of its own:
+
+    t      obs                          action    final   afterwards
+    4      the episode's last but one   played            truncated[4] or terminated[4] is set
+    5      the episode's last           ignored   yes     the GRU's state is set to zero
+    6      the next episode's first     played
+
+A final step counts in no loss. Its value, from the state that the GRU has there, bootstraps a
+truncated episode. Shapes: S sequences of L steps, B of them in a minibatch; C frames in an
+observation, F features, H hidden units; K = 1 component of an action, A choices.
+
+Each process plays its share of the environments. Losses and gradients are means over the steps of
+all of them, so that every process takes the same updates.
 """
-import ctypes
-import io
+
 import json
 import os
-import signal
+import pickle
 import sys
-import threading
 import time
+import traceback
 import zipfile
-from collections import deque
-from dataclasses import asdict, dataclass
-from datetime import timedelta
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -41,842 +43,578 @@ import torch
 import torch.distributed as dist
 import torch.nn as nn
 import tyro
-from gymnasium import spaces
+from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
+from gymnasium.wrappers import vector as wrappers
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 SCRIPT = "rppo_gru_atari"
-if torch.backends.cpu.get_cpu_capability().startswith("AVX"):  # AVX2 or AVX512
-    # On AMD's processors MKL takes 13 times as long for a tanh, 7 for an exp, unless it is told 5, AVX2.
-    os.environ.setdefault("MKL_VML_DEBUG_CPU_TYPE", "5")
-if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
-    # glibc returns freed activations to the kernel and faults them in again, up to a tenth of an iteration,
-    # unless it is told how much to keep (M_TOP_PAD is -2).
-    libc.mallopt(-2, 2**31 - 1)
+RANK = int(os.environ.get("RANK", 0))  # the number of this process; torchrun sets all three
+LOCAL_RANK = int(os.environ.get("LOCAL_RANK", 0))  # its number on this machine, and its GPU's
+WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))  # how many processes there are
+
 
 @dataclass
 class Args:
-    env_id: str = "ALE/Pong-v5"  # an Atari game of ale_py
-    frame_stack: int = 1  # last frames in an observation (C); 1 leaves motion to the memory, 4 is DQN's
-    sticky_actions: float = 0.0  # probability that an action is repeated (Machado et al. 2018: 0.25)
-    terminal_on_life_loss: bool = False  # a lost life ends the return, but neither the game nor the memory
-    clip_rewards: bool = True  # learn from the sign of rewards; what is logged is always the game's score
-    max_episode_frames: int = 108_000  # emulator frames, four a step, after which a game is truncated
-    vectorization: Literal["auto", "sync", "async"] = "auto"  # auto: ale_py's own; else Python's, one a game
+    env_id: str = "ALE/Pong-v5"  # a game of ale_py
+    frame_stack: int = 1  # the last so many frames are an observation (C)
+    sticky_actions: float = 0.0  # probability of repeating an action (Machado et al. 2018: 0.25)
+    max_episode_frames: int = 108_000  # emulator frames, four a step, that end a game
+    terminal_on_life_loss: bool = False  # a lost life ends the return, though the game goes on
+    clip_rewards: bool = True  # learn from the sign of rewards; the log has the game's score
     total_timesteps: int = 10_000_000  # environment steps to train for
-    seed: int = 1  # of everything; the same on the same machine and thread count gives the same weights
-    cuda: bool = False  # train on the GPU, each process on its own
-    amp: bool = False  # the CNN in bfloat16; the memory and the losses stay in float32
-    torch_threads: int = 0  # CPU threads of a process; 0: its share of the cores
+    seed: int = 1  # the same seed gives the same run
+    cuda: bool = False  # train on the GPU
+    amp: bool = False  # the CNN computes in bfloat16
+    torch_threads: int = 0  # CPU threads of a process; 0: torch's choice
 
-    num_envs: int = 8  # parallel environments, of all processes together
-    num_steps: int = 128  # rows of a rollout in each environment (T)
-    num_minibatches: int = 4  # minibatches an epoch, of whole sequences of every process
+    num_envs: int = 8  # parallel environments of all processes together
+    num_steps: int = 128  # time steps of a rollout (T)
+    seq_len: int = 0  # steps that gradients flow back through, a sequence (L); 0: T
+    num_minibatches: int = 4  # of an epoch, made of whole sequences
     update_epochs: int = 4  # passes over a rollout
-    seq_len: int = 0  # rows of a training sequence (L), before which no gradient goes back; 0: num_steps
-    seq_stride: int = 0  # rows from one sequence's start to the next one's; 0: seq_len, so that none overlap
     gamma: float = 0.99  # discount factor
     gae_lambda: float = 0.95  # lambda of generalised advantage estimation
-    norm_adv: Literal["minibatch", "batch", "none"] = "minibatch"  # rows that normalise advantages
 
-    hidden_size: int = 128  # units of a GRU layer (H)
-    num_layers: int = 1  # GRU layers
-    critic: Literal["shared", "separate", "detached", "none"] = "shared"  # reads the actor's memory, its own,
-    # the actor's without sending gradients into it, or the encoder, memoryless
-    ablate_memory: bool = False  # zero the memory at every row: the memoryless control
+    hidden_size: int = 128  # units of the GRU (H)
+    separate_critic: bool = False  # the critic has a GRU of its own
+    ablate_memory: bool = False  # keep no state from step to step, L = 1: a control
 
     learning_rate: float = 2.5e-4  # of Adam
-    learning_rate_final: float | None = 0.0  # annealed to this over the run; None: constant
-    clip_coef: float = 0.1  # epsilon of the clipped surrogate
-    clip_coef_final: float | None = None  # annealed to this over the run; None: constant
+    anneal_lr: bool = True  # the learning rate falls linearly to 0
+    clip_coef: float = 0.1  # epsilon of the surrogate
     ent_coef: float = 0.01  # weight of the entropy bonus
-    ent_coef_final: float | None = None  # annealed to this over the run; None: constant
-    anneal_power: float = 1.0  # exponent of the polynomial annealing; 1: linear
     vf_coef: float = 0.5  # weight of the value loss
-    clip_vloss: bool = True  # the larger of the clipped and the unclipped value loss
-    clip_coef_vf: float | None = None  # range of --clip-vloss; None: that of the policy
     max_grad_norm: float = 0.5  # the norm to which gradients are clipped
-    target_kl: float | None = None  # the update stops where the approximate KL passes 1.5 times this
+    target_kl: float = np.inf  # an update ends where the estimated KL exceeds 1.5 times this
 
-    runs_dir: str = "runs"  # where run directories are made
-    run_name: str | None = None  # None: env_id__exp_name__seed__time
-    exp_name: str = SCRIPT  # part of the run's name
-    track: bool = False  # log to Weights & Biases too (WANDB_MODE=offline needs no network)
-    wandb_project: str = "recurrent-ppo"  # its project
-    wandb_entity: str | None = None  # its team
-    checkpoint_every: int = 0  # iterations between checkpoints, which reset environments; 0: a tenth, >= 5
-    eval_every: int = 0  # environment steps between evaluations; 0: one at the end
-    eval_episodes: int = 0  # episodes of a deterministic evaluation; 0: none, but 10 if one is asked for
-    resume: str | None = None  # run directory to go on with, bit for bit; other flags override the run's own
-    init_from: str | None = None  # run directory or .pt file whose weights to start from
-    play: str | None = None  # run directory or .pt file to watch instead of training
-    capture_video: bool = False  # --play writes videos/*.mp4 beside the agent instead of opening a window
+    runs_dir: str = "runs"  # directory of the run directories
+    run_name: str | None = None  # its name; None: env_id__script__seed__time
+    track: bool = False  # log to Weights & Biases, too
+    eval_episodes: int = 10  # deterministic episodes after training, or of --play
+    resume: str | None = None  # run directory to go on with; other flags override its own
+    play: str | None = None  # run directory whose agent to watch
+    capture_video: bool = False  # --play writes videos into the run directory
 
-class ArgumentError(ValueError):
-    """A flag, file or environment that cannot be used, found before any work is done: exit code 2."""
 
-class TrainingError(RuntimeError):
-    """A run that cannot go on: exit code 1."""
+FIXED = "env_id", "frame_stack", "hidden_size", "separate_critic", "ablate_memory"
 
-# --- Environments -------------------------------------------------------------------------------------------
 
-def area_weights(size: int) -> np.ndarray:
-    """(84, size): what each of a line's pixels weighs in the means of the 84 areas that divide the line."""
-    edges, pixels = np.linspace(0, size, 85), np.arange(size)
-    overlap = np.minimum(edges[1:, None], pixels + 1) - np.maximum(edges[:-1, None], pixels)
-    return overlap.clip(0) * (84 / size)
+class ResetGRU(nn.Module):
+    """A GRU whose state is zero after every final step, and that replays rollouts in one call.
 
-class AtariFrames(gym.Wrapper):
-    """Does to a game what ale_py's vector environment does, in Python, so that it can be shown and filmed.
-
-    A step is four emulator frames; an observation is the larger of the last two, averaged over areas down to
-    84 x 84. A game starts with FIRE, where there is that, and up to 30 emulator frames without action.
+    Its definition is a loop: state = cell(x[t], state), then state = 0 if final[t]. A fused call
+    cannot stop for that. But no loss reads the output of a final step, so on replay that step can
+    *be* the reset. Its input becomes (0, ..., 0, 0, -1e4): the last but one feature, else 1, has
+    the input's biases for weights; the last one's are fixed: 1 to the gates r and z, else 0.
+    sigmoid(-1e4) is exactly 0 in floating point, so that n = tanh(0 + r (...)) = 0 and
+    h' = (1 - z) n + z h = 0, and no gradient passes. GRU: Cho et al. 2014, arXiv:1406.1078.
     """
-    def __init__(self, env: gym.Env, frame_stack: int):
-        super().__init__(env)
-        self.frames: deque[np.ndarray] = deque(maxlen=frame_stack)
-        self.observation_space = spaces.Box(0, 255, (frame_stack, 84, 84), np.uint8)
-        self.rows, self.columns = (area_weights(size) for size in env.observation_space.shape or ())
 
-    def observe(self, screens: list[np.ndarray]) -> np.ndarray:
-        area = self.rows @ np.maximum(screens[0], screens[-1]).astype(np.float64) @ self.columns.T
-        self.frames.append(np.rint(area).astype(np.uint8))
-        return np.stack(self.frames)
+    def __init__(self, input_size: int, hidden_size: int):
+        super().__init__()
+        self.cell = nn.GRUCell(input_size, hidden_size)
+        for name, parameter in self.cell.named_parameters():
+            nn.init.zeros_(parameter) if "bias" in name else nn.init.orthogonal_(parameter)
+        closes = torch.tensor([[1.0], [1.0], [0.0]])  # r, z, n
+        self.closes = nn.Buffer(closes.repeat_interleave(hidden_size, 0), persistent=False)
+        self.reset = nn.Buffer(torch.tensor([0.0] * input_size + [0.0, -1e4]), persistent=False)
 
-    def reset(self, *, seed=None, options=None):
-        screen, info = self.env.reset(seed=seed, options=options)
-        game = self.unwrapped
-        fire = [1] if game.get_action_meanings()[1] == "FIRE" else []
-        for action in fire + [0] * int(self.np_random.integers(31)):
-            screen, *_, info = self.env.step(action)
-        self.frames.extend([np.zeros((84, 84), np.uint8)] * self.frames.maxlen)
-        return self.observe([screen]), info
+    def step(self, x: Tensor, state: Tensor) -> Tensor:
+        """One step: x (N, F), state (1, N, H), that is h -> the next state."""
+        return self.cell(x, state[0]).unsqueeze(0)
 
-    def step(self, action):
-        screens, total = [], 0.0
-        for _ in range(4):
-            screen, reward, terminated, truncated, info = self.env.step(action)
-            screens, total = [*screens[-1:], screen], total + float(reward)
-            if terminated or truncated:
-                break
-        return self.observe(screens), total, terminated, truncated, info
+    def forward(self, x: Tensor, state: Tensor, final: Tensor) -> Tensor:
+        """Sequences: x (L, B, F), the state before them (1, B, H), final (L, B) -> h (L, B, H)."""
+        x = nn.functional.pad(nn.functional.pad(x, (0, 1), value=1.0), (0, 1))  # (L, B, F + 2)
+        x = torch.where(final.unsqueeze(-1), self.reset, x)
+        W, U, b, c = self.cell.parameters()
+        weights = [torch.cat([W, b[:, None], self.closes], 1), U, torch.zeros_like(b), c]
+        return torch.gru(
+            x, state, weights, has_biases=True, num_layers=1, dropout=0.0,
+            train=self.training, bidirectional=False, batch_first=False,
+        )[0]  # fmt: skip
 
-def cores() -> int:
-    """This process's share of the CPU cores that it may use."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, usable // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
 
-def make_env(args: Args, render_mode: str | None, video_dir: Path | None) -> gym.Env:
-    """One game, from Python."""
-    env = gym.make(args.env_id, render_mode=render_mode, frameskip=1, obs_type="grayscale",
-                   repeat_action_probability=args.sticky_actions,
-                   max_num_frames_per_episode=args.max_episode_frames)  # fmt: skip
-    env = AtariFrames(env, args.frame_stack)
-    if video_dir is not None:
-        env = gym.wrappers.RecordVideo(env, str(video_dir), episode_trigger=lambda _: True)
-    return env
-
-def make_envs(args: Args, num_envs: int, render_mode: str | None = None, video_dir: Path | None = None):
-    """num_envs games as one VectorEnv. Raises ArgumentError where the environment cannot be had."""
-    if not args.env_id.startswith("ALE/"):
-        why = "use rppo_lstm.py, or rppo_continuous.py if its actions are continuous"
-        raise ArgumentError(f"--env-id {args.env_id}: not an Atari game like ALE/Pong-v5; {why}")
-    try:
-        import ale_py  # registers its environments
-        ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # no banner
-        if args.vectorization == "auto" and render_mode is None:
-            envs = gym.make_vec(
-                args.env_id, num_envs=num_envs, vectorization_mode="vector_entry_point",
-                stack_num=args.frame_stack, repeat_action_probability=args.sticky_actions,
-                max_num_frames_per_episode=args.max_episode_frames, reward_clipping=False,
-                num_threads=min(num_envs, cores()),
-            )  # fmt: skip
-        else:
-            vector = gym.vector.AsyncVectorEnv if args.vectorization == "async" else gym.vector.SyncVectorEnv
-            envs = vector([lambda: make_env(args, render_mode, video_dir)] * num_envs, copy=False)
-    except ModuleNotFoundError as error:
-        package = str(error.name).replace("_", "-")
-        raise ArgumentError(f"--env-id {args.env_id}: {package} is missing; pip install {package}") from error
-    except Exception as error:  # Gymnasium's message names a near id
-        raise ArgumentError(f"--env-id {args.env_id}: {' '.join(str(error).split())}") from error
-    envs.metadata = dict(envs.metadata)  # ale_py shares one dict between all its vector environments
-    if envs.metadata.get("autoreset_mode") != gym.vector.AutoresetMode.NEXT_STEP:
-        raise ArgumentError(f"--env-id {args.env_id}: autoreset is not NEXT_STEP; try --vectorization sync")
-    return envs
-
-def attempt(where: str, call: Any, *inputs: Any, **options: Any) -> Any:
-    """call(*inputs, **options) of an environment, whose exceptions become a TrainingError of one line."""
-    try:
-        return call(*inputs, **options)
-    except Exception as error:
-        raise TrainingError(f"the environment raised {error!r} in {where}") from error
-
-# --- Networks -----------------------------------------------------------------------------------------------
-
-def init(layer: Any, std: float = 2**0.5) -> nn.Module:
-    """Orthogonal weights and zero biases (Huang et al. 2022, "The 37 implementation details of PPO", 2)."""
+def linear(inputs: int, outputs: int, std: float = 2**0.5) -> nn.Linear:
+    """Orthogonal weights, zero biases ("37 implementation details of PPO", 2022)."""
+    layer = nn.Linear(inputs, outputs)
     nn.init.orthogonal_(layer.weight, std)
     nn.init.zeros_(layer.bias)
     return layer
 
-class ColumnConv2d(nn.Conv2d):
-    """The same convolution, which takes as many columns as its stride has for one with so many times the
-    channels. Where channels come last in memory that is a view, and kernels for few channels are slow."""
-    def forward(self, x: Tensor) -> Tensor:
-        """Images (M, C, height, width) -> (M, filters, ...); stride divides the width and the kernel's."""
-        s = self.stride[1]
-        x = x.permute(0, 2, 3, 1).unflatten(2, (-1, s)).flatten(3).permute(0, 3, 1, 2)
-        weight = self.weight.unflatten(3, (-1, s)).permute(0, 4, 1, 2, 3).flatten(1, 2)
-        return nn.functional.conv2d(x, weight, self.bias, (s, 1))
 
-def nature_cnn(channels: int, height: int, width: int) -> nn.Sequential:
-    """Images (M, C, height, width), scaled to [0, 1] -> features (M, 512) (Mnih et al. 2015). Channels come
-    last in memory; a convolution as large as its input is the linear layer that needs no copy for that."""
-    layers: list[nn.Module] = []
-    for filters, kernel, stride in (32, 8, 4), (64, 4, 2), (64, 3, 1):
-        layers += [init(ColumnConv2d(channels, filters, kernel, stride)), nn.ReLU(inplace=True)]
-        channels, height, width = filters, (height - kernel) // stride + 1, (width - kernel) // stride + 1
-    layers += [init(nn.Conv2d(channels, 512, (height, width))), nn.ReLU(inplace=True), nn.Flatten()]
-    return nn.Sequential(*layers).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+class NatureCNN(nn.Module):
+    """The CNN of Mnih et al. 2015: uint8 frames (..., C, 84, 84) -> features (..., 512)."""
 
-class Encoder(nn.Module):
-    """uint8 frames (..., C, 84, 84) -> features (..., 512); amp computes them in bfloat16."""
-    num_features = 512
-
-    def __init__(self, shape: tuple[int, ...], amp: bool):
+    def __init__(self, channels: int, amp: bool):
         super().__init__()
-        self.amp, self.cnn = amp, nature_cnn(*shape)
+        self.amp = amp
+        convs = nn.Conv2d(channels, 32, 8, 4), nn.Conv2d(32, 64, 4, 2), nn.Conv2d(64, 64, 3)
+        for name, parameter in nn.Sequential(*convs).named_parameters():
+            nn.init.zeros_(parameter) if "bias" in name else nn.init.orthogonal_(parameter, 2**0.5)
+        relus = [layer for conv in convs for layer in (conv, nn.ReLU(inplace=True))]
+        self.cnn = nn.Sequential(*relus, nn.Flatten(), linear(64 * 7 * 7, 512), nn.ReLU())
+        self.cnn.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, obs: Tensor) -> Tensor:
-        dtype = next(self.parameters()).dtype
-        # Frames become floats only here, a minibatch at a time; a pixel's 8 bits fit into bfloat16.
-        frames = obs.flatten(0, -4).to(memory_format=torch.channels_last)
-        frames = frames.to(torch.bfloat16 if self.amp else dtype)
+        frames = obs.flatten(0, -4) / 255
         with torch.autocast(obs.device.type, torch.bfloat16, enabled=self.amp):
-            features = self.cnn(frames / 255.0)
-        return features.to(dtype).unflatten(0, obs.shape[:-3])
+            return self.cnn(frames).to(frames.dtype).unflatten(0, obs.shape[:-3])
 
-class GRULayer(torch.autograd.Function):
-    """One GRU layer for CPUs, its backward pass written out, which takes half the time of torch.gru's when
-    sequences are few: that one records and differentiates a dozen small operations a row.
-
-    With r, z and n as in ResetGRU and m = U_n h + c_n, a = dloss/dh' is carried from row to row. By the sums
-    that tanh and sigmoid are taken of, the derivatives are d_n = (1 - z) (1 - n^2) a, d_r = m r (1 - r) d_n,
-    d_z = z (1 - z) (h - n) a and d_m = r d_n. By h they are z a + U^T (d_r, d_z, d_m).
-    """
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, h: Tensor, W: Tensor, U: Tensor, c: Tensor) -> Tensor:
-        """x (L, B, F), h (B, H), W (3 H, F), U (3 H, H), c (3 H) -> outputs (L, B, H)."""
-        H = h.shape[-1]
-        gates = nn.functional.linear(x, W)  # row by row they become r, z, n
-        hidden = torch.empty_like(gates)  # U h + c
-        states = torch.cat([h[None], torch.empty_like(gates[..., :H])])  # (L + 1, B, H)
-        (rz, n), (h_rz, m) = gates.split((2 * H, H), -1), hidden.split((2 * H, H), -1)
-        rows = zip(hidden, h_rz, m, rz, *rz.chunk(2, -1), n, states, states[1:])
-        for hidden_t, h_rz_t, m_t, rz_t, r_t, z_t, n_t, before, after in rows:
-            torch.addmm(c, before, U.T, out=hidden_t)
-            rz_t.add_(h_rz_t).sigmoid_()
-            n_t.addcmul_(r_t, m_t).tanh_()
-            torch.lerp(n_t, before, z_t, out=after)
-        ctx.save_for_backward(x, W, U, gates, m, states)
-        return states[1:]
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
-        x, W, U, gates, m, states = ctx.saved_tensors
-        (r, z, n), before = gates.chunk(3, -1), states[:-1]
-        d_n = (1 - z) * (1 - n * n)
-        d = torch.stack([m * r * (1 - r) * d_n, z * (1 - z) * (before - n), r * d_n, z], -2)  # times a, below
-        d_hidden, d_before = d[..., :3, :].flatten(-2), d[..., 3, :]  # views: by U h + c, by h itself
-        a, carried = grad.clone(), torch.zeros_like(grad[0])
-        rows = (reversed(y.unbind()) for y in (a, a.unsqueeze(-2), d, d_hidden, d_before))
-        for a_t, factor, d_t, d_hidden_t, d_before_t in zip(*rows):
-            a_t += carried
-            d_t *= factor
-            carried = torch.addmm(d_before_t, d_hidden_t, U)
-        d_x = torch.cat([d[..., :2, :].flatten(-2), d_n * a], -1).flatten(0, 1)  # by W x
-        d_hidden, all_x, all_h = d_hidden.flatten(0, 1), x.flatten(0, 1), before.flatten(0, 1)
-        return (d_x @ W).view_as(x), carried, d_x.T @ all_x, d_hidden.T @ all_h, d_hidden.sum(0)
-
-class ResetGRU(nn.Module):
-    """GRU layers whose state is zero after every *final* row, replayed in one fused call a layer.
-
-    r = sigmoid(W_r x + b_r + U_r h + c_r), z likewise, n = tanh(W_n x + b_n + r (U_n h + c_n)),
-    h' = (1 - z) n + z h.
-
-    No loss uses a final row's output, so on replay the row is free to be the reset itself. h' is 0 if z = 0
-    and n = 0, and n is 0 if r = 0 and neither input nor b is left. So b is handed over as the weights of an
-    input feature that is 1, but 0 on a final row, as the others are there; and one more feature, -C on it,
-    shuts r and z. sigmoid(-C) is exactly 0, so h' = 0 exactly, and no gradient crosses. The last feature's
-    weights (1 for r and z, 0 for n) are a constant. rnn_state (S, N, H) has a row a layer.
-    """
-    C = 1e4
-    token_weight: Tensor
-
-    def __init__(self, input_size: int, hidden_size: int, num_layers: int):
-        super().__init__()
-        self.state_rows, sizes = num_layers, [input_size] + [hidden_size] * num_layers
-        self.cells: Any = nn.ModuleList(nn.GRUCell(a, b) for a, b in zip(sizes[:-1], sizes[1:]))
-        for name, parameter in self.named_parameters():
-            nn.init.zeros_(parameter) if "bias" in name else nn.init.orthogonal_(parameter)
-        gates = torch.tensor([1.0, 1.0, 0.0]).repeat_interleave(hidden_size)  # r, z, n
-        self.register_buffer("token_weight", gates[:, None], persistent=False)
-
-    def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """One row, its observation as it is: x (N, F), state (S, N, H) -> output (N, H), next state."""
-        states = []
-        for cell, h in zip(self.cells, state):
-            x = torch.gru_cell(x, h, cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh)
-            states.append(x)
-        return x, torch.stack(states)
-
-    def forward(self, x: Tensor, state: Tensor, final: Tensor) -> Tensor:
-        """Sequences: x (L, B, F), state (S, B, H) before the first row, final (L, B) -> outputs (L, B, H)."""
-        alive = (~final).unsqueeze(-1).to(x.dtype)
-        token = self.C * (alive - 1)
-        for cell, h in zip(self.cells, state):
-            weight_ih, weight_hh, bias_ih, bias_hh = cell.parameters()
-            weight = torch.cat([weight_ih, bias_ih[:, None], self.token_weight], 1)  # (3 H, F + 2)
-            x = torch.cat([x * alive, alive, token], -1)  # (L, B, F + 2)
-            if x.device.type == "cpu":
-                x = GRULayer.apply(x, h, weight, weight_hh, bias_hh)
-            else:  # cuDNN's
-                weights = [weight, weight_hh, torch.zeros_like(bias_ih), bias_hh]
-                x = torch.gru(x, h[None], weights, True, 1, 0.0, self.training, False, False)[0]
-        return x
 
 class Agent(nn.Module):
-    """Encoder, memory, actor and critic. obs are uint8 frames (..., C, 84, 84), actions (...) integers."""
+    """CNN, GRU, actor, critic. state (1, N, H) is h; a separate critic's is added."""
 
-    def __init__(self, observation_space: Any, action_space: Any, args: Args):
+    def __init__(self, envs, args: Args):
         super().__init__()
-        self.observation_space, self.args = observation_space, args
-        self.encoder = Encoder(observation_space.shape, args.amp)
-        features, hidden, separate = self.encoder.num_features, args.hidden_size, args.critic == "separate"
-        self.memory = ResetGRU(features, hidden, args.num_layers)
-        self.critic_memory = ResetGRU(features, hidden, args.num_layers) if separate else None
-        self.actor = init(nn.Linear(hidden, int(action_space.n)), std=0.01)
-        self.critic = init(nn.Linear(features if args.critic == "none" else hidden, 1), std=1.0)
+        self.args, self.action_space = args, envs.single_action_space
+        self.encoder = NatureCNN(args.frame_stack, args.amp)
+        self.gru = ResetGRU(512, args.hidden_size)
+        if args.separate_critic:
+            self.critic_gru = ResetGRU(512, args.hidden_size)
+        self.actor = linear(args.hidden_size, self.action_space.n, std=0.01)
+        self.critic = linear(args.hidden_size, 1, std=1.0)
 
     def initial_state(self, num_envs: int) -> Tensor:
-        """rnn_state (S, N, H) after a reset: zeros; a separate critic's rows follow the actor's."""
-        rows = self.memory.state_rows * (1 if self.critic_memory is None else 2)
-        return self.memory.token_weight.new_zeros(rows, num_envs, self.args.hidden_size)
+        rows = 2 if self.args.separate_critic else 1
+        return self.actor.weight.new_zeros(rows, num_envs, self.args.hidden_size)
 
-    def next_state(self, state: Tensor, final: Tensor) -> Tensor:
-        """The state (S, N, H) that the next row starts from, where final (N,) says what this row was."""
-        return state.where(~final[:, None], 0.0)
+    def log_probs(self, h: Tensor) -> Tensor:
+        """The GRU's h (..., H) -> log-probabilities (..., K, A)."""
+        return self.actor(h).unsqueeze(-2).log_softmax(-1)
 
-    def step(self, obs: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """One row: obs (N, C, 84, 84), state (S, N, H) -> log-probabilities (N, A), value, next state."""
-        features, rows = self.encoder(obs), self.memory.state_rows
-        policy, new_state = self.memory.step(features, state[:rows])
-        critic = features if self.args.critic == "none" else policy
-        if self.critic_memory is not None:
-            critic, critic_state = self.critic_memory.step(features, state[rows:])
-            new_state = torch.cat([new_state, critic_state])
-        new_state = torch.zeros_like(state) if self.args.ablate_memory else new_state
-        return self.log_probs(policy), self.critic(critic).squeeze(-1), new_state
+    def step(self, obs: Tensor, state: Tensor):
+        """obs (N, C, 84, 84) -> log-probabilities (N, K, A), value (N,), next state."""
+        x = self.encoder(obs)
+        next_state = self.gru.step(x, state[:1])
+        if self.args.separate_critic:
+            next_state = torch.cat([next_state, self.critic_gru.step(x, state[1:])])
+        logp, value = self.log_probs(next_state[0]), self.critic(next_state[-1]).squeeze(-1)
+        return logp, value, torch.zeros_like(state) if self.args.ablate_memory else next_state
 
-    def replay(self, memory: ResetGRU, x: Tensor, state: Tensor, final: Tensor) -> Tensor:
-        """A memory over sequences: x (L, B, F), state (S, B, H), final (L, B) -> outputs (L, B, H)."""
-        if self.args.ablate_memory:  # each row is a sequence of its own, from zeros
-            zeros = state.new_zeros(len(state), final.numel(), self.args.hidden_size)
-            rows, no_end = x.flatten(0, 1)[None], torch.zeros_like(final).view(1, -1)
-            return memory(rows, zeros, no_end).view(*final.shape, -1)
-        return memory(x, state, final)
-
-    def log_probs(self, policy: Tensor) -> Tensor:
-        """The memory's output (..., H) -> the log-probability of every action (..., A)."""
-        return self.actor(policy).log_softmax(-1)
-
-    def act(self, obs: Tensor, state: Tensor):
-        """One row: obs (N, C, 84, 84), state (S, N, H) -> action, logprob, value (N,), next state."""
-        logprobs, value, state = self.step(obs, state)
-        race = torch.empty_like(logprobs).exponential_()  # the argmax of p / Exp(1) has the distribution p
-        action = (logprobs.exp() / race).argmax(-1, keepdim=True)
-        return action.squeeze(-1), logprobs.gather(-1, action).squeeze(-1), value, state
-
-    def get_value(self, obs: Tensor, state: Tensor) -> Tensor:
-        """One row: obs (N, C, 84, 84), state (S, N, H) -> value (N,)."""
-        return self.step(obs, state)[1]
-
-    def evaluate_actions(self, obs: Tensor, state: Tensor, final: Tensor, action: Tensor):
-        """Sequences: obs (L, B, C, 84, 84), state (S, B, H) before the first row, final and action (L, B)
-        -> logprob, entropy, value, all (L, B); on final rows they mean nothing."""
-        features, rows = self.encoder(obs), self.memory.state_rows
-        policy = self.replay(self.memory, features, state[:rows], final)
-        critic = {"detached": policy.detach(), "none": features}.get(self.args.critic, policy)
-        if self.critic_memory is not None:
-            critic = self.replay(self.critic_memory, features, state[rows:], final)
-        logprobs = self.log_probs(policy)
-        entropy = -(logprobs.exp() * logprobs).sum(-1)
-        logprob = logprobs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
-        return logprob, entropy, self.critic(critic).squeeze(-1)
+    def evaluate_actions(self, obs, state, final, actions):
+        """Sequences: obs (L, B, C, 84, 84), the state before them (1, B, H), final (L, B),
+        actions (L, B, K) -> logprob, entropy, value (L, B), meaningless on final steps."""
+        x = self.encoder(obs)
+        h = critic_h = self.gru(x, state[:1], final)
+        if self.args.separate_critic:
+            critic_h = self.critic_gru(x, state[1:], final)
+        logp = self.log_probs(h)
+        logprob = logp.gather(-1, actions.unsqueeze(-1)).sum((-2, -1))
+        entropy = -(logp.exp() * logp).sum((-2, -1))
+        return logprob, entropy, self.critic(critic_h).squeeze(-1)
 
     @torch.inference_mode()
-    def predict(self, obs: Any, state=None, episode_start=None, deterministic=False, info=None):
-        """One observation of the environment or a batch of N -> (action, state), for use in any program.
+    def predict(self, obs, info: dict, state: Tensor | None, deterministic: bool = True):
+        """obs (N, C, 84, 84), info of N games, state, None at first -> actions, next state."""
+        state = self.initial_state(len(obs)) if state is None else state
+        logp, _, state = self.step(torch.as_tensor(obs, device=state.device), state)
+        choices = logp.argmax(-1) if deterministic else sample(logp)
+        return to_env(choices, self.action_space), state
 
-        state is what the last call returned, None for zeros; it is zeroed first where episode_start (N,) is
-        set. info is not read: every script's agent is called in the same way.
-        """
-        device, single = self.memory.token_weight.device, np.shape(obs) == self.observation_space.shape
-        row = torch.from_numpy(np.array(obs)).to(device)
-        row = row[None] if single else row
-        state = self.initial_state(len(row)) if state is None else state
-        if episode_start is not None:
-            starts = torch.as_tensor(episode_start, dtype=torch.bool, device=device).reshape(-1)
-            state = self.next_state(state, starts)
-        if deterministic:
-            logprobs, _, state = self.step(row, state)
-            action = logprobs.argmax(-1)
-        else:
-            action, _, _, state = self.act(row, state)
-        return action.cpu().numpy()[0 if single else slice(None)], state
 
-# --- The mathematics ----------------------------------------------------------------------------------------
+def sample(logp: Tensor) -> Tensor:
+    """Log-probabilities (..., K, A) -> choices (..., K). The largest p / Exp(1) is that of a choice
+    with probability p. Noise comes from the CPU's generator, whose state agent.pt holds."""
+    return (logp.exp() / torch.empty(logp.shape).exponential_().to(logp.device)).argmax(-1)
 
-def compute_gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, gamma: float, lam: float):
-    """Generalised advantage estimation (Schulman et al. 2016, eq. 11 to 16): values (T + 1, N), else (T, N).
-    Where an episode is truncated V_{t+1} is the value of its final observation, and so bootstraps it.
 
-    delta_t = r_t + gamma (1 - terminated_t) V_{t+1} - V_t,  A_t = delta_t + gamma lambda (1 - done_t) A_{t+1}
+def compute_gae(rewards, values, terminated, done, gamma: float, lam: float) -> np.ndarray:
+    """Generalised advantage estimation (Schulman et al. 2016, eq. 16). values is (T + 1, N), the
+    rest (T, N). A truncated episode is bootstrapped by V_{t+1}, the value of its final step.
+
+        delta_t = r_t + gamma (1 - terminated_t) V_{t+1} - V_t
+        A_t = delta_t + gamma lambda (1 - done_t) A_{t+1}
     """
-    deltas = (rewards + gamma * values[1:].where(~terminated, 0.0) - values[:-1]).cpu().numpy()
-    advantages, carried, ends = np.zeros_like(deltas), np.zeros_like(deltas[0]), done.cpu().numpy()
-    for t in reversed(range(len(deltas))):  # in NumPy, whose calls on short rows cost a sixth of torch's
-        carried[ends[t]] = 0.0
-        advantages[t] = carried = deltas[t] + gamma * lam * carried
-    return torch.from_numpy(advantages).to(rewards.device)
+    deltas = rewards + gamma * np.where(terminated, 0, values[1:]) - values[:-1]
+    advantages, following = np.zeros_like(deltas), np.zeros_like(deltas[0])
+    for t in reversed(range(len(deltas))):
+        following = deltas[t] + gamma * lam * np.where(done[t], 0, following)
+        advantages[t] = following
+    return advantages
 
-def weighted_mean(x: Tensor, weight: Tensor) -> Tensor:
-    """Of x (L, B) over rows that count: weight is 0 on final rows, 1/k on rows in k sequences, else 1."""
-    return (x * weight).sum() / weight.sum().clamp(min=1e-8)
 
-def collective(call: Any, *inputs: Any) -> None:
-    """call(*inputs) of torch.distributed, whose failure, as when a process has died, is one line."""
-    try:
-        call(*inputs)
-    except RuntimeError as error:
-        raise TrainingError(f"another process is gone: {' '.join(str(error).split())}") from error
-
-def all_sum(x: Tensor) -> Tensor:
-    """The sum of x over the processes, the same to the bit in each; x itself if there is only one."""
-    if dist.is_initialized():
-        collective(dist.all_reduce, x := x.clone())
-    return x
-
-def mean_and_var(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Of x over the rows of every process that count, as weighted_mean has it of this one's."""
-    x, weight = x.double(), weight.double()
-    total, first, second = all_sum(torch.stack([weight.sum(), (x * weight).sum(), (x**2 * weight).sum()]))
-    mean = first / total.clamp(min=1e-8)
-    return mean, (second / total.clamp(min=1e-8) - mean**2).clamp(min=0)
-
-def normalize(advantages: Tensor, weight: Tensor) -> Tensor:
-    """Advantages of mean 0 and (biased, so that one row has it too) deviation 1 over every process's rows."""
-    mean, var = mean_and_var(advantages, weight)
-    return (advantages - mean) / (var.sqrt() + 1e-8)
-
-def ppo_loss(logprob: Tensor, old_logprob: Tensor, advantages: Tensor, weight: Tensor, clip_coef: float):
-    """The clipped surrogate (Schulman et al. 2017, eq. 7), negated, of tensors (L, B) -> loss, approximate KL
-    (Schulman 2020, "Approximating KL divergence", k3: the mean of (r - 1) - log r), clipped fraction."""
+def ppo_loss(logprob, old_logprob, advantage, clip_coef: float):
+    """M steps -> the clipped surrogate (Schulman et al. 2017, eq. 7), negated, and an estimate of
+    the KL divergence from the old policy, the mean of ratio - 1 - log ratio."""
     log_ratio = logprob - old_logprob
     ratio = log_ratio.exp()
-    surrogate = torch.min(ratio * advantages, ratio.clamp(1 - clip_coef, 1 + clip_coef) * advantages)
-    with torch.no_grad():
-        approx_kl = weighted_mean(ratio - 1 - log_ratio, weight)
-        clip_fraction = weighted_mean(((ratio - 1).abs() > clip_coef).to(ratio.dtype), weight)
-    return -weighted_mean(surrogate, weight), approx_kl, clip_fraction
+    clipped = ratio.clamp(1 - clip_coef, 1 + clip_coef)
+    surrogate = torch.min(ratio * advantage, clipped * advantage)
+    return -surrogate.mean(), (ratio - 1 - log_ratio).mean().detach()
 
-def value_loss(value: Tensor, old_value: Tensor, returns: Tensor, weight: Tensor, clip_coef: float | None):
-    """Half the squared error of tensors (L, B); with clip_coef the larger of it and the error of the value
-    clipped to that distance from the old one (openai/baselines, ppo2)."""
-    error = (value - returns) ** 2
-    if clip_coef is not None:
-        clipped = old_value + (value - old_value).clamp(-clip_coef, clip_coef)
-        error = torch.max(error, (clipped - returns) ** 2)
-    return 0.5 * weighted_mean(error, weight)
 
-def anneal(initial: float, final: float | None, progress: float, power: float) -> float:
-    """(initial - final) (1 - progress)^power + final; constant where final is None."""
-    return initial if final is None else (initial - final) * (1 - min(progress, 1.0)) ** power + final
-
-def sequence_starts(num_steps: int, seq_len: int, seq_stride: int) -> list[int]:
-    """First rows of a rollout's sequences, of which the last ends with the rollout: no row is left out."""
-    seq_len = seq_len or num_steps
-    return [*range(0, num_steps - seq_len, seq_stride or seq_len), num_steps - seq_len]
-
-def sum_gradients(agent: nn.Module, statistics: Tensor) -> Tensor:
-    """Sums gradients over the processes, with statistics (n,) behind them, in one flat all_reduce -> the
-    statistics' sums. Each process's loss is divided by the rows of all, so the sum is the mean over those."""
-    gradients = [p.grad for p in agent.parameters() if p.grad is not None]
-    if dist.is_initialized():
-        flat = all_sum(torch.cat([*(gradient.flatten() for gradient in gradients), statistics]))
-        *parts, statistics = flat.split([*(gradient.numel() for gradient in gradients), len(statistics)])
-        for gradient, part in zip(gradients, parts):
-            gradient.copy_(part.view_as(gradient))
-    return statistics
-
-# --- Checkpoint, evaluate, play -----------------------------------------------------------------------------
-
-def save(path: Path, **contents: Any) -> None:
-    """Writes a file that is either the old one or the whole new one, whatever happens."""
-    buffer = io.BytesIO()
-    torch.save({"script": SCRIPT, **contents}, buffer)
-    with open(path.with_suffix(".tmp"), "wb") as file:
-        file.write(buffer.getbuffer())
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(path.with_suffix(".tmp"), path)
-
-def load(path: str, agent: Agent | None = None) -> dict[str, Any]:
-    """Reads a .pt file (in a run directory: agent.pt, else checkpoint.pt), running no code in it, and puts
-    its weights into the agent. Raises ArgumentError if it is damaged, another script's or another shape."""
-    file = next((f for f in (Path(path, "agent.pt"), Path(path, "checkpoint.pt")) if f.exists()), Path(path))
-    try:
-        if zipfile.ZipFile(file).testzip() is not None:  # finds flipped bits by their checksum
-            raise ValueError("it is damaged")
-        contents = torch.load(file, map_location="cpu", weights_only=True)
-        if contents["script"] != SCRIPT:
-            raise ValueError(f"{contents['script']}.py wrote it")
-        Args(**contents["args"])
-        if agent is not None:
-            agent.load_state_dict(contents["agent"])
-    except Exception as error:
-        reason = " ".join(str(error).split())[:300]
-        raise ArgumentError(f"{file}: {SCRIPT}.py cannot use it: {reason or type(error).__name__}") from error
-    return contents
-
-def evaluate(agent: Agent, envs: gym.vector.VectorEnv, episodes: int, seed: int) -> list[float]:
-    """Returns of deterministic episodes, of which each environment plays its share, be they short or long."""
-    share = np.array([len(range(n, episodes, envs.num_envs)) for n in range(envs.num_envs)])
-    start, final, total = np.ones(envs.num_envs, bool), np.zeros(envs.num_envs, bool), np.zeros(envs.num_envs)
-    obs, info = attempt("an evaluation", envs.reset, seed=seed)
-    state, returns = None, []
-    while share.any():
-        action, state = agent.predict(obs, state, start, deterministic=True, info=info)
-        obs, reward, terminated, truncated, info = attempt("an evaluation", envs.step, action)
-        start, final, total = final, terminated | truncated, total + reward
-        for n in np.flatnonzero(final & (share > 0)):
-            returns.append(float(total[n]))
-            share[n] -= 1
-        total[final] = 0.0
-    envs.close()
-    return returns
-
-def play(args: Args) -> None:
-    """Shows, or films, deterministic episodes of a trained agent and prints their returns."""
-    source = Path(str(args.play))
-    videos = (source if source.is_dir() else source.parent) / "videos" if args.capture_video else None
-    envs = make_envs(args, 1, "rgb_array" if args.capture_video else "human", videos)
-    agent = Agent(envs.single_observation_space, envs.single_action_space, args)
-    load(str(source), agent)
-    for number, episode_return in enumerate(evaluate(agent, envs, args.eval_episodes or 10, args.seed)):
-        print(f"episode {number}: return {episode_return:.2f}")
-
-# --- Training -----------------------------------------------------------------------------------------------
-
-def join_processes(args: Args) -> tuple[int, int, torch.device]:
-    """Joins the processes that torchrun started, if it did -> this one's rank, their number, its device."""
-    rank, world, local = (int(os.environ.get(name, 0)) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
-    device = torch.device("cuda", local) if args.cuda else torch.device("cpu")
-    if args.cuda:
-        torch.cuda.set_device(device)
-    if world and not dist.is_initialized():  # the timeout is for one that hangs: a dead one is seen at once
-        dist.init_process_group("nccl" if args.cuda else "gloo", timeout=timedelta(minutes=10))
-    return rank, max(world, 1), device
-
-def gather(x: Any) -> list[Any]:
+def gather(x) -> list:
     """The x of every process, in the order of their ranks."""
-    parts = [x]
+    everyones = [x] * WORLD_SIZE
     if dist.is_initialized():
-        parts *= dist.get_world_size()
-        collective(dist.all_gather_object, parts, x)
-    return parts
+        dist.all_gather_object(everyones, x)
+    return everyones
+
+
+def all_sum(x: Tensor) -> Tensor:
+    """Makes x its sum over all processes, the same to the bit in each."""
+    if dist.is_initialized():
+        dist.all_reduce(x)
+    return x
+
+
+def moments(x: Tensor) -> Tensor:
+    """x (M,), M may differ between processes -> the sum of M, mean and variance over all."""
+    x = x.double()
+    M, first, second = all_sum(torch.stack([x.new_tensor(len(x)), x.sum(), x.square().sum()]))
+    return torch.stack([M, first / M, (second / M - (first / M) ** 2).clamp(min=0)])
+
+
+def sum_gradients(agent: Agent) -> None:
+    """Makes each gradient its sum over all processes, in one message."""
+    gradients = [weight.grad for weight in agent.parameters() if weight.grad is not None]
+    sums = all_sum(torch.cat([gradient.flatten() for gradient in gradients]))
+    for gradient, part in zip(gradients, sums.split([x.numel() for x in gradients])):
+        gradient.copy_(part.view_as(gradient))
+
+
+def train(args: Args) -> Agent:
+    """Play T steps in N environments, estimate advantages, improve the agent; repeat."""
+    check_args(args)
+    if WORLD_SIZE > 1:
+        dist.init_process_group()
+    torch.set_num_threads(args.torch_threads or torch.get_num_threads())
+    torch.manual_seed(args.seed)
+    torch.backends.cudnn.deterministic = True
+    T, N = args.num_steps, args.num_envs // WORLD_SIZE  # N environments of this process
+    L = 1 if args.ablate_memory else args.seq_len or T
+    device = torch.device(f"cuda:{LOCAL_RANK}" if args.cuda else "cpu")
+    envs = make_envs(args, N)
+    agent = Agent(envs, args).to(device)
+    torch.manual_seed(args.seed + 10_000 * (1 + RANK))  # equal weights, then own noise
+    optimizer = torch.optim.Adam(agent.parameters(), eps=1e-5, fused=True)
+    run = Run(args, envs, agent, optimizer)
+    # What the environments return is kept in NumPy arrays, what the agent computes in tensors.
+    tensor = partial(torch.as_tensor, device=device)
+    obs = np.zeros((T + 1, N, *envs.single_observation_space.shape), np.uint8)
+    final = np.zeros((T + 1, N), bool)  # obs[t] is the last of its episode
+    rewards = np.zeros((T, N), np.float32)
+    terminated, truncated = np.zeros((2, T, N), bool)
+    logp = torch.zeros(T, N, 1, agent.action_space.n, device=device)
+    actions = torch.zeros(T, N, 1, dtype=torch.long, device=device)
+    values = torch.zeros(T + 1, N, device=device)
+    states = torch.zeros(T // L, *agent.initial_state(N).shape, device=device)  # at sequence starts
+
+    obs[0], info = envs.reset(seed=args.seed + run.step + N * RANK)
+    state, lives = agent.initial_state(N), info["lives"]
+    while run.step < args.total_timesteps:
+        # Rollout
+        with torch.inference_mode():
+            for t in range(T):
+                if t % L == 0:
+                    states[t // L] = state
+                logp[t], values[t], state = agent.step(tensor(obs[t]), state)
+                actions[t] = sample(logp[t])
+                if final[t].any():
+                    state = state.where(tensor(~final[t])[:, None], 0.0)
+                action = to_env(actions[t], agent.action_space)
+                obs[t + 1], rewards[t], terminated[t], truncated[t], info = envs.step(action)
+                final[t + 1] = terminated[t] | truncated[t]
+                if args.terminal_on_life_loss:  # the game goes on: no final step
+                    terminated[t] |= info["lives"] < lives
+                    lives = info["lives"]
+            values[T] = agent.step(tensor(obs[T]), state)[1]
+        check_finite("rewards", rewards)
+
+        # Advantages
+        valid, done = ~final[:T], terminated | truncated
+        if args.clip_rewards:
+            rewards = np.sign(rewards)
+        v = values.numpy(force=True)
+        advantages = compute_gae(rewards, v, terminated, done, args.gamma, args.gae_lambda)
+        returns = advantages + v[:T]
+
+        # Update, in minibatches of whole sequences
+        remaining = 1 - run.step / args.total_timesteps if args.anneal_lr else 1
+        optimizer.param_groups[0]["lr"] = remaining * args.learning_rate
+        old_logprob = logp.gather(-1, actions.unsqueeze(-1)).sum((-2, -1))
+        targets = torch.stack([old_logprob, tensor(advantages), tensor(returns)], -1)
+        rollout = tensor(obs[:T]), tensor(final[:T]), actions, targets
+        chunks = [x.unflatten(0, (T // L, L)).transpose(0, 1) for x in rollout]  # (L, T/L, N, ...)
+        s_obs, s_final, s_actions, s_targets = (x.flatten(1, 2) for x in chunks)
+        s_states = states.transpose(0, 1).flatten(1, 2)  # (1, S, H); the others are (L, S, ...)
+        S, losses = s_states.shape[1], []
+        order = torch.cat([torch.randperm(S) for _ in range(args.update_epochs)])
+        for batch in order.view(-1, S // args.num_minibatches):
+            inputs = [x[:, batch] for x in (s_obs, s_states, s_final, s_actions)]
+            counts = ~s_final[:, batch]  # (L, B); below, (M,): the steps that count
+            logprob, entropy, value = (x[counts] for x in agent.evaluate_actions(*inputs))
+            old_logprob, advantage, return_ = s_targets[:, batch][counts].unbind(-1)
+            count, mean, var = moments(advantage)  # of all processes
+            if count == 0:
+                continue
+            advantage = (advantage - mean) / (var.sqrt() + 1e-8)
+            policy_loss, kl = ppo_loss(logprob, old_logprob, advantage, args.clip_coef)
+            value_loss = 0.5 * (value - return_).square().mean()
+            share = len(logprob) / count  # of this process in the means over all steps
+            means = torch.stack([policy_loss, value_loss, entropy.mean(), kl]).detach()
+            losses.append(all_sum(share * means.where(share > 0, 0.0)))  # a mean of no step is NaN
+            if losses[-1][3] > 1.5 * args.target_kl:
+                break
+            loss = policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy.mean()
+            optimizer.zero_grad()
+            (share * loss).backward()
+            sum_gradients(agent)
+            nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+            optimizer.step()
+
+        run.log(int(valid.sum()), ("policy_loss", "value_loss", "entropy", "approx_kl"), losses)
+        obs[0], final[0] = obs[T], final[T]
+
+    envs.close()
+    if WORLD_SIZE > 1:
+        dist.destroy_process_group()
+    if RANK == 0:
+        run.finish()
+    return agent
+
+
+# --- Not about learning: environments, files, command line ---
+class ArgumentError(ValueError):
+    """A flag, a file or an environment that cannot be used."""
+
+
+def check(fine, message: str) -> None:
+    if not fine:
+        raise ArgumentError(message)
+
 
 def check_args(args: Args) -> None:
     """Raises ArgumentError for the first flag that cannot work."""
-    flags, wrong = vars(args), []
-    counts = {"total_timesteps", "num_envs", "num_steps", "num_minibatches", "update_epochs", "hidden_size",
-              "num_layers", "frame_stack", "max_episode_frames"}  # fmt: skip
-    processes = int(os.environ.get("WORLD_SIZE", 1))
-    for flag, value in flags.items():
-        for x in [value] if isinstance(value, (int, float)) else []:
-            if not (flag in counts) <= x < float("inf"):
-                wrong.append((flag, f"must be a finite number, at least {int(flag in counts)}"))
-            if flag in ("gamma", "gae_lambda", "sticky_actions") and x > 1:
-                wrong.append((flag, "must be at most 1"))
-    if not wrong and args.seq_len and args.num_steps % args.seq_len:
-        wrong = [("seq_len", f"must divide --num-steps {args.num_steps}")]
-    if not wrong and args.num_envs % processes:
-        wrong = [("num_envs", f"must be a multiple of the {processes} processes that torchrun started")]
-    if not wrong:
-        count = args.num_envs // processes
-        count *= len(sequence_starts(args.num_steps, args.seq_len, args.seq_stride))
-        if count % args.num_minibatches:
-            each = f" in each of {processes} processes" if processes > 1 else ""
-            why = f"must divide the {count} sequences of --num-envs {args.num_envs}{each}"
-            wrong = [("num_minibatches", why)]
-    if args.cuda and torch.cuda.device_count() <= int(os.environ.get("LOCAL_RANK", 0)):
-        wrong += [("cuda", f"torch finds {torch.cuda.device_count()} GPUs here, and each process needs one")]
-    for flag, why in wrong[:1]:
-        raise ArgumentError(f"--{flag.replace('_', '-')} {flags[flag]}: {why}")
+    for name, value in vars(args).items():
+        if type(value) in (int, float):
+            low = int(type(value) is int and name not in ("seed", "seq_len", "eval_episodes"))
+            high = 1 if name in ("gamma", "gae_lambda", "sticky_actions") else 10**9  # int32 seeds
+            fine = low <= value <= high or value == getattr(Args, name)
+            check(fine, f"--{name} {value}: must be from {low} to {high}")
+    L, M = args.seq_len or args.num_steps, args.num_minibatches
+    check(args.num_steps % L == 0, f"--seq-len {L}: must divide --num-steps {args.num_steps}")
+    check(args.num_envs % WORLD_SIZE == 0, f"--num-envs: {WORLD_SIZE} processes must divide it")
+    S = args.num_envs // WORLD_SIZE * args.num_steps // L
+    check(S % M == 0, f"--num-minibatches {M}: must divide the {S} sequences of a rollout")
+    check(not args.cuda or LOCAL_RANK < torch.cuda.device_count(), "--cuda: torch finds no GPU")
 
-def train(args: Args) -> Agent:
-    """One run: rollout, advantages, update, until the steps are done. Its files are in runs_dir/run_name."""
-    check_args(args)
-    rank, world, device = join_processes(args)
-    T, N = args.num_steps, args.num_envs // world  # N of the environments are this process's
-    envs = make_envs(args, N)
-    torch.set_num_threads(1)  # the first weights are the same with any number of threads
-    torch.manual_seed(args.seed)  # the same weights in every process, then random numbers of its own
-    agent = Agent(envs.single_observation_space, envs.single_action_space, args).to(device)
-    torch.manual_seed(int(np.random.SeedSequence([args.seed, rank]).generate_state(1, np.uint64)[0]))
-    torch.set_num_threads(args.torch_threads or cores())
-    torch.backends.cudnn.deterministic = True
-    parameters = list(agent.parameters())
-    optimizer = torch.optim.Adam(parameters, eps=1e-5, fused=True)
-    run: dict[str, Any] = {"iteration": 0, "global_step": 0, "episodes": 0, "recent": [], "wall_seconds": 0.0}
-    run |= {"timed_steps": 0, "rollout_seconds": 0.0, "update_seconds": 0.0}  # without the first iteration
-    if args.resume:
-        saved = load(f"{args.runs_dir}/{args.run_name}/checkpoint.pt", agent)
-        if len(saved["rng"]) != world:
-            why = f"its processes were {len(saved['rng'])}, not {world}; set torchrun's --nproc-per-node"
-            raise ArgumentError(f"--resume {args.resume}: {why}")
-        optimizer.load_state_dict(saved["optimizer"])
-        torch.set_rng_state(saved["rng"][rank][0])
-        torch.cuda.set_rng_state_all(saved["rng"][rank][1:])
-        run = saved["run"]
-    elif args.init_from:
-        load(args.init_from, agent)
-    name = f"{args.env_id}__{args.exp_name}__{args.seed}__{time.time_ns() // 10**6}".replace("/", "-")
-    args.run_name = args.run_name or name
-    run_dir = Path(args.runs_dir, args.run_name)
+
+def check_finite(name: str, x) -> None:
+    """Raises FloatingPointError for the first number of x that is not finite."""
+    for index in np.argwhere(~np.isfinite(x))[:1].tolist():
+        raise FloatingPointError(f"{name}{index} is {x[tuple(index)]}")
+
+
+class FireReset(gym.Wrapper):
+    """A game that knows FIRE begins with it, as ale_py's vector environment does."""
+
+    def reset(self, **kwargs):
+        obs, info = self.env.reset(**kwargs)
+        if self.unwrapped.get_action_meanings()[1] == "FIRE":
+            obs, _, _, _, info = self.env.step(1)
+        return obs, info
+
+
+def make_envs(args: Args, num_envs: int, render_mode: str | None = None):
+    """num_envs games as one environment, whose observations are uint8 (num_envs, C, 84, 84)."""
+    check(args.env_id.startswith("ALE/"), f"--env-id {args.env_id}: not a game like ALE/Pong-v5")
+    make = partial(gym.make_vec, f"ale_py:{args.env_id}", num_envs,
+                   repeat_action_probability=args.sticky_actions,
+                   max_num_frames_per_episode=args.max_episode_frames)  # fmt: skip
     try:
-        if rank == 0:
-            run_dir.mkdir(parents=True, exist_ok=bool(args.resume))
-            (run_dir / "args.json").write_text(json.dumps(asdict(args), indent=1))
-            writer = SummaryWriter(str(run_dir), purge_step=run["global_step"] or None)
-    except FileExistsError as error:
-        raise ArgumentError(f"--run-name {args.run_name}: {run_dir} exists; --resume continues it") from error
-    except OSError as error:
-        raise ArgumentError(f"--runs-dir {args.runs_dir}: {error}") from error
-    if args.track and rank == 0:
-        import wandb
-        wandb.init(project=args.wandb_project, entity=args.wandb_entity, name=args.run_name, dir=str(run_dir),
-                   config=asdict(args), sync_tensorboard=True)
+        if render_mode is None:  # ale_py's vector environment
+            envs = make(stack_num=args.frame_stack, reward_clipping=False)
+        else:  # its equal in Python, which can show games
+            stack = partial(FrameStackObservation, stack_size=args.frame_stack, padding_type="zero")
+            envs = make(vectorization_mode="sync", render_mode=render_mode, frameskip=1,
+                        wrappers=[AtariPreprocessing, FireReset, stack])  # fmt: skip
+    except (gym.error.Error, ModuleNotFoundError) as error:
+        raise ArgumentError(f"--env-id {args.env_id}: {error}") from error
+    return wrappers.RecordEpisodeStatistics(envs)
 
-    # What environments return is stored as numpy arrays, but for frames; what the agent reads, as tensors.
-    shape = envs.single_observation_space.shape
-    obs = torch.zeros(T + 1, N, *shape, dtype=torch.uint8, device=device)
-    arrived = torch.zeros(N, *shape, dtype=torch.uint8, pin_memory=args.cuda)  # a GPU copies frames from it
-    final = np.zeros((T + 1, N), bool)  # obs[t] is the last of its episode
-    rewards = np.zeros((T, N), np.float32)
-    terminated, truncated = np.zeros((T, N), bool), np.zeros((T, N), bool)
-    starts = sequence_starts(T, args.seq_len, args.seq_stride)
-    seq_rows = torch.tensor(starts) + torch.arange(args.seq_len or T)[:, None]  # (L, starts): their rows
-    copies = torch.bincount(seq_rows.flatten())[:, None].to(device)  # (T, 1): the sequences that a row is in
-    states = torch.zeros(len(starts), *agent.initial_state(N).shape, device=device)  # before their first rows
 
-    checkpoint_every = args.checkpoint_every or max(5, -(-args.total_timesteps // (10 * args.num_envs * T)))
-    recent, started, fresh, sps = deque(run["recent"], 100), time.time() - run["wall_seconds"], True, 0.0
-    bar = tqdm(total=args.total_timesteps, initial=run["global_step"], unit="step", mininterval=0.5,
-               disable=rank > 0)  # fmt: skip
-    while run["global_step"] < args.total_timesteps:
-        iteration_start = time.perf_counter()
-        if fresh or run["iteration"] % checkpoint_every == 0:
-            # Environments cannot be saved, so at a checkpoint they start afresh, also in a run that goes on.
-            run |= {"recent": list(recent), "wall_seconds": time.time() - started}
-            rng = gather([torch.get_rng_state(), *torch.cuda.get_rng_state_all()])
-            if rank == 0:
-                save(run_dir / "checkpoint.pt", args=asdict(args), agent=agent.state_dict(), run=run, rng=rng,
-                     optimizer=optimizer.state_dict())  # fmt: skip
-            seed = int(np.random.SeedSequence([args.seed, run["iteration"]]).generate_state(1)[0] // 2)
-            seed += rank * N  # environment n of them all has the seed seed + n
-            raw, info = attempt(f"the reset of iteration {run['iteration']}", envs.reset, seed=seed)
-            obs[0], lives = torch.from_numpy(raw), info["lives"]
-            final[0], fresh, state = False, False, agent.initial_state(N)
-            episode_return, episode_length = np.zeros(N), np.zeros(N, int)
+def to_env(choices: Tensor, space) -> np.ndarray:
+    """Choices (N, K), counted from 0 -> actions as the environments take them."""
+    return choices.cpu().numpy().reshape(-1, *space.shape) + getattr(space, "start", 0)
 
-        # --- rollout ---
-        acted, returned, lengths = [], [], []  # of its rows; of the episodes that end in it
-        # The outer autocast, though off, keeps the bfloat16 weights of the CNN's large last layer from row to
-        # row; inference_mode instead of no_grad would convert them at each.
-        with torch.no_grad(), torch.autocast(device.type, enabled=False):
-            for t in range(T):
-                if t in starts:
-                    states[starts.index(t)] = state
-                action, logprob, value, state = agent.act(obs[t], state)
-                acted.append((action, logprob, value))
-                if final[t].any():
-                    state = agent.next_state(state, torch.from_numpy(final[t]).to(device))
-                where = f"row {t} of iteration {run['iteration']}"
-                raw, rewards[t], terminated[t], truncated[t], info = attempt(
-                    where, envs.step, action.cpu().numpy()
-                )
-                # The copy is done when the next actions are, so arrived is free again when frames arrive.
-                obs[t + 1].copy_(arrived.copy_(torch.from_numpy(raw)), non_blocking=True)
-                final[t + 1] = terminated[t] | truncated[t]
-                episode_return += rewards[t]
-                episode_length += ~final[t]
-                for n in np.flatnonzero(final[t + 1]):
-                    returned.append(float(episode_return[n]))
-                    lengths.append(int(episode_length[n]))
-                    episode_return[n], episode_length[n] = 0.0, 0
-                if args.terminal_on_life_loss:  # after final[t + 1] is known: the game goes on
-                    terminated[t] |= info["lives"] < lives
-                    lives = info["lives"]
-            last_value = agent.get_value(obs[T], state)
-            actions, logprobs, values = map(torch.stack, zip(*acted))  # (T, N)
-            values = torch.cat([values, last_value[None]])  # (T + 1, N)
-        update_start = time.perf_counter()
 
-        # --- advantages ---
-        b_rewards, b_terminated, b_truncated, b_final = (
-            torch.from_numpy(x).to(device) for x in (rewards, terminated, truncated, final)
-        )
-        valid, done = ~b_final[:T], b_terminated | b_truncated
-        if args.clip_rewards:
-            b_rewards = b_rewards.sign()
-        advantages = compute_gae(b_rewards, values, b_terminated, done, args.gamma, args.gae_lambda)
-        returns, weights = advantages + values[:T], valid / copies
-        if args.norm_adv == "batch":
-            advantages = normalize(advantages, weights)
+class Run:
+    """A run's progress, log and agent.pt, saved at the start, every minute and at the end."""
 
-        # --- update: minibatches of whole sequences ---
-        progress = run["global_step"] / args.total_timesteps
-        learning_rate = anneal(args.learning_rate, args.learning_rate_final, progress, args.anneal_power)
-        clip_coef = anneal(args.clip_coef, args.clip_coef_final, progress, args.anneal_power)
-        ent_coef = anneal(args.ent_coef, args.ent_coef_final, progress, args.anneal_power)
-        vf_clip = (args.clip_coef_vf or clip_coef) if args.clip_vloss else None
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate
-        table = torch.stack([logprobs, values[:T], returns, advantages, weights])  # one gather, not five
-        losses, minibatches = [], args.update_epochs * args.num_minibatches
-        order = torch.cat([torch.randperm(len(starts) * N) for _ in range(args.update_epochs)])
-        for which, env in zip((order // N).chunk(minibatches), (order % N).chunk(minibatches)):
-            at = seq_rows[:, which], env  # the rows (L, B) and environments (B,) of the minibatch
-            state_b = states[which, :, env].movedim(0, 1)
-            old_logprob, old_value, return_, advantage, weight = table[:, at[0], at[1]]
-            logprob, entropy, value = agent.evaluate_actions(obs[at], state_b, b_final[at], actions[at])
-            if args.norm_adv == "minibatch":
-                advantage = normalize(advantage, weight)
-            policy_loss, approx_kl, clipfrac = ppo_loss(logprob, old_logprob, advantage, weight, clip_coef)
-            v_loss = value_loss(value, old_value, return_, weight, vf_clip)
-            mean_entropy = weighted_mean(entropy, weight)
-            share = weight.sum() / all_sum(weight.sum()).clamp(min=1e-8)  # this process's, of the rows
-            loss = policy_loss + args.vf_coef * v_loss
-            if ent_coef:  # else its backward pass is time for nothing
-                loss = loss - ent_coef * mean_entropy
-            optimizer.zero_grad()
-            (loss * share).backward()
-            statistics = torch.stack([policy_loss, v_loss, mean_entropy, approx_kl, clipfrac]).detach()
-            losses.append(sum_gradients(agent, statistics * share))
-            if args.target_kl is not None and losses[-1][3] > 1.5 * args.target_kl:  # alike everywhere
-                break
-            nn.utils.clip_grad_norm_(parameters, args.max_grad_norm)
-            optimizer.step()
-        means = torch.stack(losses).mean(0).tolist()
-        if not (np.isfinite(means).all() and all(p.isfinite().all() for p in agent.parameters())):
-            raise TrainingError(f"the loss or a weight is not finite in iteration {run['iteration']}")
+    def __init__(self, args: Args, envs, agent: Agent, optimizer):
+        self.args, self.agent, self.optimizer = args, agent, optimizer
+        self.returns, self.lengths = envs.return_queue, envs.length_queue  # of 100 episodes
+        self.step, seconds = 0, 0.0
+        name = args.run_name or f"{args.env_id}__{SCRIPT}__{args.seed}__{time.time():.0f}"
+        name = name.replace("/", "-").replace(":", "-")
+        self.dir = gather(Path(args.resume or Path(args.runs_dir, name)).resolve())[0]
+        if args.resume:
+            saved = load(self.dir, agent)
+            optimizer.load_state_dict(saved["optimizer"])
+            check(len(saved["rng"]) == WORLD_SIZE, "--resume: start as many processes as before")
+            torch.set_rng_state(saved["rng"][RANK])
+            self.step, seconds = saved["step"], saved["seconds"]
+            self.returns.extend(saved["returns"] if RANK == 0 else ())
+            self.lengths.extend(saved["lengths"] if RANK == 0 else ())
+        if args.track and RANK == 0:  # before the SummaryWriter, which wandb patches
+            try:
+                import wandb
 
-        # --- log ---
-        steps = int(all_sum(valid.sum()))
-        everyone = gather((returned, lengths))
-        returned, lengths = ([x for part in parts for x in part] for parts in zip(*everyone))
-        if run["iteration"] > 0:
-            run["timed_steps"] += steps
-            run["rollout_seconds"] += update_start - iteration_start
-            run["update_seconds"] += time.perf_counter() - update_start
-        run |= {"iteration": run["iteration"] + 1, "global_step": run["global_step"] + steps}
-        run["episodes"] += len(returned)
-        recent.extend(returned)
-        sps = run["timed_steps"] / max(run["rollout_seconds"] + run["update_seconds"], 1e-9)
-        unexplained = float(mean_and_var(returns - values[:T], valid)[1] / mean_and_var(returns, valid)[1])
-        names = "policy_loss value_loss entropy approx_kl clipfrac explained_variance".split()
-        logs = {f"losses/{name}": x for name, x in zip(names, [*means, 1 - unexplained])}
-        logs |= {"charts/learning_rate": learning_rate, "charts/SPS": sps}
-        if returned:
-            logs |= {"charts/episodic_return": np.mean(returned), "charts/episodic_length": np.mean(lengths)}
-        passed = args.eval_every and run["global_step"] % args.eval_every < steps  # a multiple, just now
-        if passed and rank == 0:
-            evaluated = evaluate(agent, make_envs(args, N), args.eval_episodes or 10, args.seed)
-            logs["charts/eval_return"] = np.mean(evaluated)
-        for name, scalar in logs.items() if rank == 0 else ():
-            writer.add_scalar(name, scalar, run["global_step"])
-        bar.update(steps)
-        bar.set_postfix({"return": np.mean(recent) if recent else float("nan"), "SPS": int(sps)})
-        obs[0], final[0] = obs[T], final[T]
+                wandb.init(id=self.dir.name, name=self.dir.name, resume="allow",
+                           config=vars(args), sync_tensorboard=True)  # fmt: skip
+            except Exception as error:  # not installed, or not logged in
+                raise ArgumentError(f"--track: {error}") from error
+        try:
+            if RANK == 0:
+                self.dir.mkdir(parents=True, exist_ok=bool(args.resume))
+                self.writer = SummaryWriter(str(self.dir), purge_step=self.step + 1)
+        except OSError as error:
+            raise ArgumentError(f"{error}; --resume goes on with a run") from error
+        args.resume = str(self.dir)  # so that main can say how to go on
+        self.bar = tqdm(total=args.total_timesteps, initial=self.step, unit="step", disable=RANK)
+        self.began, self.logged = time.time() - seconds, time.time()
+        self.timed: list[tuple[int, float]] = []  # steps and seconds of each iteration
+        self.rng = gather(torch.get_rng_state())
+        if RANK == 0:
+            self.save()
 
-    # --- results ---
-    bar.close()
+    def log(self, steps: int, names: tuple[str, ...], losses: list[Tensor]) -> None:
+        """Ends an iteration of that many environment steps; losses has those of each minibatch."""
+        if not losses:  # nothing but final steps
+            return
+        means = torch.stack(losses).mean(0)
+        check_finite(f"after step {self.step}, {names}", means.numpy(force=True))
+        seconds, self.logged = time.time() - self.logged, time.time()
+        steps = sum(gather(steps))
+        self.timed.append((steps, seconds))
+        self.step += steps
+        self.rng = gather(torch.get_rng_state())
+        for queue in self.returns, self.lengths:  # the first process has those of all
+            others: list[float] = sum(gather([*queue])[1:], [])
+            queue.extend(others) if RANK == 0 else queue.clear()
+        if RANK > 0:
+            return
+        scalars = {f"losses/{name}": loss for name, loss in zip(names, means.tolist())}
+        scalars["charts/SPS"] = steps / seconds
+        if self.returns:
+            scalars["charts/episodic_return"] = np.mean(self.returns)
+            scalars["charts/episodic_length"] = np.mean(self.lengths)
+            self.bar.set_postfix({"return": np.mean(self.returns)}, refresh=False)
+        for name, scalar in scalars.items():
+            self.writer.add_scalar(name, scalar, self.step)
+        self.bar.update(steps)
+        if self.logged - self.saved > 60:
+            self.save()
+
+    def save(self) -> None:
+        """Writes agent.pt so that it is always either the old file or the new one."""
+        self.writer.flush()
+        contents = {
+            "script": SCRIPT, "args": vars(self.args), "agent": self.agent.state_dict(),
+            "optimizer": self.optimizer.state_dict(), "rng": self.rng,
+            "step": self.step, "seconds": time.time() - self.began,
+            "returns": [*map(float, self.returns)], "lengths": [*map(int, self.lengths)],
+        }  # fmt: skip
+        with open(self.dir / "agent.tmp", "wb") as file:
+            torch.save(contents, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(self.dir / "agent.tmp", self.dir / "agent.pt")
+        self.saved = time.time()
+
+    def finish(self) -> None:
+        """Saves the trained agent, and evaluates it."""
+        self.save()
+        self.bar.close()
+        self.writer.close()
+        steps, seconds = np.sum(self.timed[1:] or self.timed or [(0, 1)], 0)  # the first is slower
+        evaluation = [*evaluate(self.agent, make_envs(self.args, 1), self.args)]
+        result = dict(global_step=self.step, seconds=self.logged - self.began, sps=steps / seconds,
+                      returns=[*map(float, self.returns)], evaluation=evaluation)  # fmt: skip
+        (self.dir / "result.json").write_text(json.dumps(result))
+        score = np.mean(evaluation or self.returns or [np.nan])
+        print(f"{self.dir}: return {score:.1f}, {steps / seconds:.0f} steps a second")
+
+
+def load(run_dir, agent: Agent | None = None) -> dict:
+    """Reads a run's agent.pt, running no code in it, and gives its weights to the agent."""
+    file = Path(run_dir, "agent.pt")
+    try:
+        with open(file, "rb") as opened:
+            check(zipfile.ZipFile(opened).testzip() is None, "it is damaged")  # flipped bits
+            opened.seek(0)
+            saved = torch.load(opened, map_location="cpu", weights_only=True)
+        check(saved["script"] == SCRIPT, f"{saved['script']}.py wrote it")
+        for name, value in vars(Args(**saved["args"])).items():
+            default = getattr(Args, name)
+            check(default is None or type(value) is type(default), f"{name} is {value!r}")
+        if agent is not None:
+            agent.load_state_dict(saved["agent"])
+    except pickle.UnpicklingError as error:
+        raise ArgumentError(f"{file} holds more than tensors and plain values") from error
+    except Exception as error:  # a damaged file can raise anything
+        raise ArgumentError(f"{file} cannot be used: {error!r}") from error
+    return saved
+
+
+def evaluate(agent: Agent, envs, args: Args):
+    """Yields the returns of deterministic episodes in envs, which is one environment."""
+    for episode in range(args.eval_episodes):
+        obs, info = envs.reset(seed=args.seed + episode)
+        state, done = None, False
+        while not done:
+            action, state = agent.predict(obs, info, state)
+            obs, _, terminated, truncated, info = envs.step(action)
+            done = (terminated | truncated)[0]
+        yield float(info["episode"]["r"][0])
     envs.close()
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    if rank > 0:
-        return agent
-    writer.close()
-    save(run_dir / "agent.pt", args=asdict(args), agent=agent.state_dict())
-    result = {name: run[name] for name in ("global_step", "rollout_seconds", "update_seconds", "episodes")}
-    result |= {"wall_seconds": time.time() - started, "sps": sps}
-    result |= {"eval_mean_return": None, "eval_std_return": None}
-    result["mean_return_100"] = np.mean(recent) if recent else None
-    if args.eval_episodes:
-        returned = evaluate(agent, make_envs(args, min(N, args.eval_episodes)), args.eval_episodes, args.seed)
-        result |= {"eval_mean_return": np.mean(returned), "eval_std_return": np.std(returned)}
-    (run_dir / "result.json").write_text(json.dumps(result, indent=1))
-    print(f"{run_dir}: " + ", ".join(f"{name} {value}" for name, value in result.items()))
-    return agent
 
-# --- Command line -------------------------------------------------------------------------------------------
 
-def parse_args(argv: list[str]) -> Args:
-    """Flags over the defaults, which are those of the run to resume or play, if there is one."""
-    known = [flag for flag in argv if flag not in ("-h", "--help")]
-    early, _ = tyro.cli(Args, args=known, return_unknown_args=True)
-    if early.resume:
-        run_dir = Path(early.resume).parent if early.resume.endswith(".pt") else Path(early.resume)
-        saved = load(str(run_dir / "checkpoint.pt"))["args"]
-        saved |= {"runs_dir": str(run_dir.parent), "run_name": run_dir.name}
-    elif early.play:
-        saved = load(early.play)["args"]
-    else:
-        saved = {}
-    args = tyro.cli(Args, args=argv, default=Args(**saved), description=__doc__)
-    if args.env_id != saved.get("env_id", args.env_id):
-        raise ArgumentError(f"--env-id {args.env_id}: {early.resume or early.play} has {saved['env_id']}")
+def play(args: Args) -> None:
+    """Shows, or films, deterministic episodes of a trained agent."""
+    mode = "rgb_array" if args.capture_video else "human"
+    make_envs(args, 1).close()  # can they be made at all?
+    display = {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys() or sys.platform != "linux"
+    check(args.capture_video or display, "--play: no display here; --capture-video films the agent")
+    envs = make_envs(args, 1, mode)
+    agent = Agent(envs, args)
+    load(args.play, agent)
+    if args.capture_video:
+        envs = wrappers.RecordVideo(envs, f"{args.play}/videos", episode_trigger=lambda n: True)
+    for episodic_return in evaluate(agent, envs, args):
+        print(f"return {episodic_return:.2f}")
+
+
+def parse_args() -> Args:
+    """Flags over defaults: those of the run to resume or play, if any."""
+    early, _ = tyro.cli(Args, return_unknown_args=True, add_help=False)
+    run_dir = early.resume or early.play
+    defaults = load(run_dir)["args"] if run_dir else {}
+    args = tyro.cli(Args, default=Args(**defaults), description=__doc__.split("\n\nPPO")[0])
+    for name in FIXED if run_dir else ():
+        check(getattr(args, name) == defaults[name], f"--{name}: {run_dir} has {defaults[name]}")
     return args
 
-def main(argv: list[str] | None = None) -> None:
-    """Exits with 0, or one line and 2 (an argument), 1 (the run failed), 130 (Ctrl-C) or 143 (SIGTERM)."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    gym.logger.min_level = gym.logger.ERROR + 1  # the tracebacks of its workers would bury the one line,
-    threading.excepthook = lambda _: None  # and that of TensorBoard's writer, whose error comes here, too
-    args, code, what = Args(), 0, ""
+
+def main() -> None:
+    """Exit code 2: an argument cannot be used. 1: an error, after its traceback. 130: Ctrl-C."""
+    args = Args()
     try:
-        args = parse_args(sys.argv[1:] if argv is None else argv)
+        args = parse_args()
         play(args) if args.play else train(args)
     except ArgumentError as error:
-        code, what = 2, f"error: {error}"
-    except (TrainingError, OSError) as error:
-        code, what = 1, f"error: {error}"
-        sys.unraisablehook = lambda _: None  # closing environments whose worker died raises once more
-    except KeyboardInterrupt:
-        code, what = 130, "interrupted"
-    except SystemExit as stop:
-        if stop.code != 143:
-            raise
-        code, what = 143, "terminated"
-    checkpoint = Path(args.runs_dir, args.run_name or "", "checkpoint.pt")
-    if code not in (0, 2) and checkpoint.exists():
-        resume = f"python {sys.argv[0]} --resume {checkpoint.parent}"
-        what += f"; last checkpoint {checkpoint}; go on with: {resume}"
-    if code:
-        sys.exit(print(what, file=sys.stderr) or code)
+        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        sys.exit(2)
+    except (Exception, KeyboardInterrupt) as error:
+        if isinstance(error, Exception):
+            traceback.print_exc()
+        if args.resume and not args.play:
+            print(f"\nto go on: python {sys.argv[0]} --resume {args.resume}", file=sys.stderr)
+        sys.exit(1 if isinstance(error, Exception) else 130)
 
 
 if __name__ == "__main__":

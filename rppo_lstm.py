@@ -190,7 +190,7 @@ class Agent(nn.Module):
         """obs (N, n), info of N environments, state, None at first -> actions, next state."""
         state = self.initial_state(len(obs)) if state is None else state
         legal = legal_choices(self.exists, info, np.zeros(len(obs), bool))
-        obs, legal = (torch.as_tensor(x, device=state.device) for x in (obs, legal))
+        obs, legal = (torch.as_tensor(x, device=state.device) for x in (np.float32(obs), legal))
         logp, _, state = self.step(obs, legal, state)
         choices = logp.argmax(-1) if deterministic else sample(logp)
         return to_env(choices, self.action_space), state
@@ -380,11 +380,11 @@ def check_finite(name: str, x) -> None:
 
 
 def make_envs(args: Args, num_envs: int, render_mode: str | None = None):
-    """num_envs environments as one, whose observations are float32 vectors (num_envs, n)."""
-    mode = "async" if args.async_envs else None  # None: its own vector version, or sync
-    kwargs = {"vectorization_mode": mode} if render_mode is None else {"render_mode": render_mode}
+    """num_envs environments as one, whose observations are vectors (num_envs, n)."""
+    mode = "sync" if render_mode else "async" if args.async_envs else None  # None: its own, or sync
+    kwargs = {"render_mode": render_mode} if render_mode else {}
     try:
-        envs = gym.make_vec(args.env_id, num_envs, **kwargs)
+        envs = gym.make_vec(args.env_id, num_envs, mode, **kwargs)
     except (gym.error.Error, ModuleNotFoundError) as error:
         raise ArgumentError(f"--env-id {args.env_id}: {error}") from error
     fine = envs.metadata.get("autoreset_mode") == gym.vector.AutoresetMode.NEXT_STEP
@@ -397,8 +397,8 @@ def make_envs(args: Args, num_envs: int, render_mode: str | None = None):
         envs = wrappers.TransformObservation(envs, lambda obs: obs * visible)
     space = envs.single_observation_space
     check(space.is_np_flattenable, f"--env-id {args.env_id}: {space} is not a vector's")
-    if (space.shape, space.dtype) != ((spaces.flatdim(space),), np.float32):
-        envs = wrappers.DtypeObservation(wrappers.FlattenObservation(envs), np.float32)
+    if space.shape != (spaces.flatdim(space),):
+        envs = wrappers.FlattenObservation(envs)
     return wrappers.RecordEpisodeStatistics(envs)
 
 
@@ -526,8 +526,8 @@ def load(run_dir, agent: Agent | None = None) -> dict:
             opened.seek(0)
             saved = torch.load(opened, map_location="cpu", weights_only=True)
         check(saved["script"] == SCRIPT, f"{saved['script']}.py wrote it")
-        for name, default in vars(Args()).items():
-            value = saved["args"][name]
+        for name, value in vars(Args(**saved["args"])).items():
+            default = getattr(Args, name)
             check(default is None or type(value) is type(default), f"{name} is {value!r}")
         if agent is not None:
             agent.load_state_dict(saved["agent"])
@@ -554,6 +554,7 @@ def evaluate(agent: Agent, envs, args: Args):
 def play(args: Args) -> None:
     """Shows, or films, deterministic episodes of a trained agent."""
     mode = "rgb_array" if args.capture_video else "human"
+    make_envs(args, 1).close()  # can they be made at all?
     modes = gym.make(args.env_id).metadata.get("render_modes", [])
     check(mode in modes, f"--play: {args.env_id} renders {modes}, not {mode}")
     display = {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys() or sys.platform != "linux"
@@ -591,7 +592,7 @@ def main() -> None:
         if isinstance(error, Exception):
             traceback.print_exc()
         if args.resume and not args.play:
-            print(f"to go on: python {sys.argv[0]} --resume {args.resume}", file=sys.stderr)
+            print(f"\nto go on: python {sys.argv[0]} --resume {args.resume}", file=sys.stderr)
         sys.exit(1 if isinstance(error, Exception) else 130)
 
 

@@ -18,7 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 ROOT = Path(__file__).resolve().parent.parent
 # A script joins the suite by its name here: the contracts that its functions allow run over it.
-SCRIPTS = ["rppo_lstm"]
+SCRIPTS = ["rppo_lstm", "rppo_continuous", "rppo_gru_atari", "trpo", "ppo1_mpi"]
 
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 torch.set_num_threads(1)
@@ -139,6 +139,14 @@ def toy(**kwargs) -> str:
     env_id = f"Toy{sum(name.startswith('Toy') for name in gym.registry)}-v0"
     gym.register(env_id, Toy, kwargs=kwargs, disable_env_checker=True)
     return env_id
+
+
+def toy_for(script: str) -> str:
+    """A Toy with actions that the script has."""
+    box = (
+        {} if hasattr(MODULES[script], "num_choices") else {"action_space": spaces.Box(-1, 1, (2,))}
+    )
+    return toy(**box)
 
 
 @pytest.fixture

@@ -68,10 +68,10 @@ def test_environments_that_fail(script, fault, mode, tmp_path, start_script):
 
 @pytest.mark.parametrize("script", RUNS)
 def test_a_loss_that_is_not_finite_stops_the_run(script, tmp_path, monkeypatch, saves_often):
-    """Rewards of 1e30 in the third iteration: their squares are infinite in float32."""
+    """A reward of 1e30 in the second iteration: its square is infinite in float32."""
     saves_often(script)
     monkeypatch.setenv("FAULT", "huge")
-    flags = f"{toy(script, 'Faulty')} --no-norm-reward --run-name a"
+    flags = f"{toy(script, 'Faulty')} --no-norm-reward --run-name a --total-timesteps {4 * STEPS}"
     code, _, err = main(tmp_path, script, flags)
     assert code == 1 and f"after step {STEPS}, " in err, err
     assert re.search(r"FloatingPointError: .*'value_loss'.*\[1\] is inf\n", err), err
@@ -94,8 +94,10 @@ def test_control_c(script, mode, tmp_path, start_script):
     process.kill(signal.SIGINT, group=True)  # as a terminal does
     process.wait(20)
     assert process.returncode == 130 and time.time() - started < 5
-    assert len(process.lines) == 1, process.stderr
-    assert process.lines[0].endswith(f".py --resume {tmp_path}/runs/a")
+    own, _, rest = "\n".join(process.lines).partition("\nException ignored in: ")
+    assert rest == "" or mode and rest.startswith("<function AsyncVectorEnv.__del__"), rest
+    assert own.count("\n") == 0, process.stderr  # what may follow is Gymnasium's
+    assert own.endswith(f".py --resume {tmp_path}/runs/a")
     assert len(workers) >= (4 if mode else 0)
     assert not any(os.path.exists(f"/proc/{worker}") for worker in workers)
 
@@ -128,7 +130,10 @@ def test_kill_9_and_resume_is_the_run_never_stopped(script, count, tmp_path, sta
         step = saved["step"]
         logged = list(scalars(run_dir).get("charts/SPS", []))
         # No point is lost before the file's step, and the file is never an iteration older.
-        assert logged in ([*range(STEPS, step + 1, STEPS)], [*range(STEPS, step + STEPS + 1, STEPS)])
+        assert logged in (
+            [*range(STEPS, step + 1, STEPS)],
+            [*range(STEPS, step + STEPS + 1, STEPS)],
+        )
         next_flags = "--resume runs/killed"
     start_script(often, *next_flags.split(), env=env).wait()
     end = read(run_dir)
@@ -175,7 +180,9 @@ def test_a_disk_that_is_full_at_a_random_byte(script, tmp_path, start_script):
     for number in range(20):  # in agent.pt, or in TensorBoard's growing events
         most = generator.randrange(4000, size) if number % 4 else 2 * size
         limits = {resource.RLIMIT_FSIZE: most}
-        process = start_script(tmp_path / f"{script}_often", *flags, "--run-name", number, env=env, limits=limits)
+        process = start_script(
+            tmp_path / f"{script}_often", *flags, "--run-name", number, env=env, limits=limits
+        )
         process.wait(60)
         assert process.returncode == 1 and "File too large" in process.stderr, process.stderr
         file = tmp_path / f"runs/{number}/agent.pt"
@@ -231,7 +238,9 @@ def test_a_damaged_file_is_refused_or_loads_right(script, count, tmp_path):
 def test_of_two_runs_with_one_name_one_wins(script, count, tmp_path, start_script):
     """Started at the same moment with other seeds: one trains as if alone, the other says why not."""
     flags = f"{SHORT[script]} --total-timesteps 200 --eval-episodes 1"
-    alone = [trained(tmp_path, script, flags, f"--seed {seed} --run-name {seed}") for seed in (1, 2)]
+    alone = [
+        trained(tmp_path, script, flags, f"--seed {seed} --run-name {seed}") for seed in (1, 2)
+    ]
     for number in range(count):
         pair = [
             start_script(script, *flags.split(), "--seed", seed, "--run-name", f"pair{number}")

@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from conftest import MODULES, having, toy
+from conftest import MODULES, having, toy, toy_for
 from gymnasium import spaces
 from test_agent import ACTIONS
 from test_mathematics import gae_by_definition
@@ -65,7 +65,12 @@ def test_states_and_values_of_a_rollout(script, separate, watch):
     """A final step's value has the state that the LSTM has there; afterwards it is zero."""
     module = MODULES[script]
     seen = watch(
-        script, toy(), total_timesteps=400, separate_critic=separate, norm_reward=False, **SIZES
+        script,
+        toy_for(script),
+        total_timesteps=400,
+        separate_critic=separate,
+        norm_reward=False,
+        **SIZES,
     )
     played = rollouts(seen)
     assert len(played) == len(seen.gae) >= 3 and len(seen.steps) == (T + 1) * len(played)
@@ -141,7 +146,7 @@ def test_the_update_gets_what_the_rollout_computed(
 def test_final_steps_count_in_nothing(script, watch):
     """Neither in steps nor in statistics: rewards are divided by the standard deviation of the
     discounted returns until this rollout's end."""
-    seen = watch(script, toy(), total_timesteps=700, **SIZES)
+    seen = watch(script, toy_for(script), total_timesteps=700, **SIZES)
     played = rollouts(seen)
     counted = [(~x["final"][:T]).sum() for x in played]
     assert seen.result["global_step"] == sum(counted) < T * N * len(counted)

@@ -76,7 +76,9 @@ def scalars(run_dir) -> dict:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(run_dir), {"scalars": 0}).Reload()
-    found = {tag: [(x.step, x.value) for x in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    found = {
+        tag: [(x.step, x.value) for x in events.Scalars(tag)] for tag in events.Tags()["scalars"]
+    }
     assert all(sorted(dict(points)) == [step for step, _ in points] for points in found.values())
     return {tag: dict(points) for tag, points in found.items()}
 
@@ -98,9 +100,15 @@ def test_what_a_run_leaves(script, tmp_path, monkeypatch):
 
     monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: clock[0]))
     monkeypatch.setattr(module, "Run", Run)
-    monkeypatch.setattr(module.SummaryWriter, "flush", lambda self: order.append("events") or flush(self))
-    monkeypatch.setattr(os, "replace", lambda a, b: order.append(os.path.basename(b)) or replace(a, b))
-    code, out, err = main(tmp_path, script, toy(script, "Clock"), "--total-timesteps", 8 * STEPS, "--eval-episodes 3")
+    monkeypatch.setattr(
+        module.SummaryWriter, "flush", lambda self: order.append("events") or flush(self)
+    )
+    monkeypatch.setattr(
+        os, "replace", lambda a, b: order.append(os.path.basename(b)) or replace(a, b)
+    )
+    code, out, err = main(
+        tmp_path, script, toy(script, "Clock"), "--total-timesteps", 8 * STEPS, "--eval-episodes 3"
+    )
     assert code == 0 and shown(err) == [], err
     [run_dir] = (tmp_path / "runs").iterdir()
     env_id = re.search(r"envs:(\S+)", toy(script, "Clock"))[1]
@@ -132,11 +140,21 @@ def test_what_a_run_leaves(script, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("script", RUNS)
 def test_same_seed_same_weights_other_seed_others(script, tmp_path):
-    flags = f"{SHORT[script]} --total-timesteps 500 --seed"
-    a, b, c = (trained(tmp_path, script, flags, s, "--run-name", n) for s, n in ((1, "a"), (1, "b"), (2, "c")))
-    assert_same(a["agent"], b["agent"])
-    different = [not torch.equal(x, c["agent"][name]) for name, x in a["agent"].items()]
-    assert sum(different) >= len(different) / 2
+    """In a real environment, and in one that draws nothing, where weights and actions do."""
+    for env, flags in ("real", SHORT[script]), ("toy", toy(script, "Clock")):
+        seeds = {"a": 1, "b": 1, "c": 2}
+        a, b, c = (
+            trained(
+                tmp_path,
+                script,
+                flags,
+                f"--total-timesteps 400 --seed {seed} --run-name {env}{name}",
+            )
+            for name, seed in seeds.items()
+        )
+        assert_same(a["agent"], b["agent"])
+        different = [not torch.equal(x, c["agent"][name]) for name, x in a["agent"].items()]
+        assert sum(different) >= len(different) / 2
 
 
 @pytest.mark.parametrize("toy_env", [False, True])
@@ -174,7 +192,10 @@ def test_resumed_runs_are_exact(script, toy_env, tmp_path, monkeypatch):
         for part in "agent", "optimizer", "rng", "step", "returns", "lengths":
             assert_same(run[part], like[part])
     if toy_env:
-        results = [json.loads((tmp_path / f"runs/{name}/result.json").read_text()) for name in ("half", "whole")]
+        results = [
+            json.loads((tmp_path / f"runs/{name}/result.json").read_text())
+            for name in ("half", "whole")
+        ]
         assert results[0]["evaluation"] == results[1]["evaluation"]
         points, expected = scalars(tmp_path / "runs/half"), scalars(tmp_path / "runs/whole")
         del points["charts/SPS"], expected["charts/SPS"]
@@ -184,24 +205,45 @@ def test_resumed_runs_are_exact(script, toy_env, tmp_path, monkeypatch):
 @pytest.mark.parametrize("script", RUNS)
 def test_what_a_resumed_run_may_change(script, tmp_path):
     module = MODULES[script]
-    before = trained(tmp_path, script, SHORT[script], "--total-timesteps 200 --run-name a --eval-episodes 1")
+    before = trained(
+        tmp_path, script, SHORT[script], "--total-timesteps 200 --run-name a --eval-episodes 1"
+    )
     fixed = "env_id mask_velocity encoder_size hidden_size separate_critic ablate_memory".split()
     for name in (name for name in fixed if hasattr(module.Args, name)):
         value = before["args"][name]
-        flag = f"--{name} {value + 1}" if type(value) is int else f"--{'no-' * value}{name}" if type(value) is bool else "--env-id Acrobot-v1"
-        assert_refused(main(tmp_path, script, "--resume runs/a", flag), f"--{name}: runs/a has {value}")
+        flag = (
+            f"--{name} {value + 1}"
+            if type(value) is int
+            else f"--{'no-' * value}{name}"
+            if type(value) is bool
+            else "--env-id Acrobot-v1"
+        )
+        assert_refused(
+            main(tmp_path, script, "--resume runs/a", flag), f"--{name}: runs/a has {value}"
+        )
     # A learning rate of 0 shows that it counts; the folder is given in three ways.
     (tmp_path / "link").symlink_to("runs")
-    after = trained(tmp_path, script, "--resume link/a --learning-rate 0 --total-timesteps 500 --num-envs 2")
-    assert after["step"] >= 500 and (after["args"]["num_envs"], after["args"]["learning_rate"]) == (2, 0.0)
-    for name, _ in module.Agent(module.make_envs(module.Args(**after["args"]), 1), module.Args(**after["args"])).named_parameters():
+    after = trained(
+        tmp_path, script, "--resume link/a --learning-rate 0 --total-timesteps 500 --num-envs 2"
+    )
+    assert after["step"] >= 500 and (after["args"]["num_envs"], after["args"]["learning_rate"]) == (
+        2,
+        0.0,
+    )
+    for name, _ in module.Agent(
+        module.make_envs(module.Args(**after["args"]), 1), module.Args(**after["args"])
+    ).named_parameters():
         assert torch.equal(before["agent"][name], after["agent"][name]), name
-    again = trained(tmp_path / "runs/a", script, "--resume . --learning-rate 0.01 --total-timesteps 700")
+    again = trained(
+        tmp_path / "runs/a", script, "--resume . --learning-rate 0.01 --total-timesteps 700"
+    )
     assert again["step"] >= 700 and not (tmp_path / "runs/a/runs").exists()
     assert not torch.equal(again["agent"]["actor.weight"], after["agent"]["actor.weight"])
     assert [file.name for file in (tmp_path / "runs").iterdir()] == ["a"]
     (tmp_path / "dangling").symlink_to("made")
-    trained(tmp_path, script, SHORT[script], "--total-timesteps 100 --runs-dir dangling --run-name b")
+    trained(
+        tmp_path, script, SHORT[script], "--total-timesteps 100 --runs-dir dangling --run-name b"
+    )
     assert (tmp_path / "made/b/agent.pt").exists()
 
 
@@ -230,7 +272,9 @@ OWN = {
 }
 
 
-@pytest.mark.parametrize("script,flags,expected", [(s, *case) for s in RUNS for case in WRONG + OWN[s]])
+@pytest.mark.parametrize(
+    "script,flags,expected", [(s, *case) for s in RUNS for case in WRONG + OWN[s]]
+)
 def test_wrong_input_is_one_line_and_leaves_nothing(script, flags, expected, tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "link").symlink_to("file/x")  # it dangles, and its target cannot be made
@@ -243,7 +287,11 @@ def test_wrong_input_is_one_line_and_leaves_nothing(script, flags, expected, tmp
 @pytest.mark.parametrize("script", RUNS)
 def test_every_numeric_flag_has_a_range(script, tmp_path):
     module = MODULES[script]
-    numbers = {name: default for name, default in vars(module.Args()).items() if type(default) in (int, float)}
+    numbers = {
+        name: default
+        for name, default in vars(module.Args()).items()
+        if type(default) in (int, float)
+    }
     assert len(numbers) >= 15
     zero = {"seed", "seq_len", "eval_episodes"}
     for name, default in numbers.items():
@@ -251,7 +299,9 @@ def test_every_numeric_flag_has_a_range(script, tmp_path):
         bad += [np.nan, *([np.inf] if default != np.inf else [])] if type(default) is float else []
         bad += [1.01] if name in ("gamma", "gae_lambda") else []
         for value in map(type(default), bad):
-            with pytest.raises(module.ArgumentError, match=f"^--{name} {value}: must be from".replace("+", r"\+")):
+            with pytest.raises(
+                module.ArgumentError, match=f"^--{name} {value}: must be from".replace("+", r"\+")
+            ):
                 module.check_args(module.Args(**{name: value}))
     for name in zero & numbers.keys():
         module.check_args(module.Args(**{name: 0}))
@@ -297,11 +347,24 @@ def test_files_that_cannot_be_used(script, tmp_path):
     change(script="another")
     refused("another.py wrote it")
     args = saved["args"]
-    nonsense = dict(num_envs="4", gamma="0.9", mask_velocity=1, env_id=None, seed=1.5, runs_dir=["x"], learning_rate=torch.ones(2))
+    nonsense = dict(
+        num_envs="4",
+        gamma="0.9",
+        mask_velocity=1,
+        env_id=None,
+        seed=1.5,
+        runs_dir=["x"],
+        learning_rate=torch.ones(2),
+    )
     for name, value in nonsense.items():
         change(args={**args, name: value})
         refused(f"{name} is ")
-    for bad_args in {**args, "unknown": 1}, {k: v for k, v in args.items() if k != "seed"}, [1], None:
+    for bad_args in (
+        {**args, "unknown": 1},
+        {k: v for k, v in args.items() if k != "seed"},
+        [1],
+        None,
+    ):
         change(args=bad_args)
         refused("runs/a/agent.pt cannot be used: ")
     change(args={**args, "env_id": "Nope-v1"})
@@ -321,7 +384,9 @@ def test_play(script, tmp_path, monkeypatch):
     trained(tmp_path, script, toy(script, "Clock"), flags, "toy")
     for name in "DISPLAY", "WAYLAND_DISPLAY":
         monkeypatch.delenv(name, raising=False)
-    assert_refused(main(tmp_path, script, "--play runs/a"), "no display here; --capture-video films the agent")
+    assert_refused(
+        main(tmp_path, script, "--play runs/a"), "no display here; --capture-video films the agent"
+    )
     for film, mode in ("", "human"), ("--capture-video", "rgb_array"):
         assert_refused(main(tmp_path, script, "--play runs/toy", film), f"renders [], not {mode}")
     pytest.importorskip("moviepy")
@@ -337,7 +402,9 @@ def test_play(script, tmp_path, monkeypatch):
     monkeypatch.setattr(env_class, "render", lambda self: frames.append(self) or real(self))
     code, out, err = main(tmp_path, script, "--play runs/a")
     assert len(frames) > sum(evaluation) > 2  # each step was shown
-    assert code == 0 and re.findall(r"^return (\S+)$", out, re.M) == [f"{x:.2f}" for x in evaluation], err
+    assert code == 0 and re.findall(r"^return (\S+)$", out, re.M) == [
+        f"{x:.2f}" for x in evaluation
+    ], err
 
 
 def history(folder) -> dict:
@@ -358,7 +425,10 @@ def history(folder) -> dict:
         if kind in (1, 4):  # a whole record, or the last piece of one
             record, whole = Record.FromString(whole), b""
             run = record.run if record.WhichOneof("record_type") == "run" else run
-            row = {x.key or ".".join(x.nested_key): json.loads(x.value_json) for x in record.history.item}
+            row = {
+                x.key or ".".join(x.nested_key): json.loads(x.value_json)
+                for x in record.history.item
+            }
             for name in row:
                 if "/" in name:
                     found.setdefault(name, {})[row["global_step"]] = row[name]
@@ -369,8 +439,16 @@ def history(folder) -> dict:
 @pytest.mark.parametrize("script", RUNS)
 def test_track_sends_every_scalar(script, resume, tmp_path):
     pytest.importorskip("wandb")
-    env = {**os.environ, "WANDB_MODE": "offline", "WANDB_PROJECT": "memory", "WANDB_ERROR_REPORTING": "false"}
-    starts = [f"{SHORT[script]} --track --run-name a --total-timesteps 500", "--resume runs/a --total-timesteps 1000"]
+    env = {
+        **os.environ,
+        "WANDB_MODE": "offline",
+        "WANDB_PROJECT": "memory",
+        "WANDB_ERROR_REPORTING": "false",
+    }
+    starts = [
+        f"{SHORT[script]} --track --run-name a --total-timesteps 500",
+        "--resume runs/a --total-timesteps 1000",
+    ]
     before = set()
     for flags in starts if resume else starts[:1]:
         command = [sys.executable, ROOT / f"{script}.py", *flags.split(), "--eval-episodes", "1"]
@@ -381,7 +459,9 @@ def test_track_sends_every_scalar(script, resume, tmp_path):
         assert (sent["id"], sent["project"]) == ("a", "memory")
         first = min(sent["scalars"]["charts/SPS"])
         for name, points in expected.items():
-            assert sent["scalars"][name] == pytest.approx({s: x for s, x in points.items() if s >= first})
+            assert sent["scalars"][name] == pytest.approx(
+                {s: x for s, x in points.items() if s >= first}
+            )
         assert bool(before) == (first > 500) and len(expected) >= 7
         before.add(folder)
 
@@ -395,7 +475,12 @@ def test_track_that_cannot_work_is_one_line(script, how, tmp_path, monkeypatch, 
         result = main(tmp_path, script, SHORT[script], "--track")
         assert_refused(result, "--track: import of wandb halted")
     else:
-        env = {"WANDB_API_KEY": "", "HOME": str(tmp_path), "WANDB_MODE": "online", "NETRC": str(tmp_path / "none")}
+        env = {
+            "WANDB_API_KEY": "",
+            "HOME": str(tmp_path),
+            "WANDB_MODE": "online",
+            "NETRC": str(tmp_path / "none"),
+        }
         done = run_script(script, *SHORT[script].split(), "--track", check=2, env=env)
         assert_refused((done.returncode, done.stdout, done.stderr), "--track: ")
     assert not (tmp_path / "runs").exists()
@@ -406,8 +491,18 @@ def test_a_script_alone_in_an_empty_folder_trains_without_a_network(script, tmp_
     shutil.copy(ROOT / f"{script}.py", tmp_path / "alone.py")
     blocker = "import socket\ndef refuse(*a, **k): raise OSError('network')\nsocket.socket.connect = refuse\n"
     (tmp_path / "sitecustomize.py").write_text(blocker)
-    command = [sys.executable, "alone.py", *SHORT[script].split(), "--total-timesteps", "300", "--run-name", "a"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": "."})
+    command = [
+        sys.executable,
+        "alone.py",
+        *SHORT[script].split(),
+        "--total-timesteps",
+        "300",
+        "--run-name",
+        "a",
+    ]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": "."}
+    )
     assert done.returncode == 0 and shown(done.stderr) == [], done.stderr
     assert read(tmp_path / "runs/a")["step"] >= 300
     assert "# /// script" in (tmp_path / "alone.py").read_text()[:200]
@@ -422,7 +517,9 @@ def test_help_shows_every_flag_with_its_default_or_the_presets(script, tmp_path,
         code, text, _ = main(tmp_path, script, flags, "--help")
         assert code == 0
         for name, default in vars(module.Args()).items():
-            line = re.search(rf"^\W*--{name.replace('_', '-')}[ ,].*?\(default: (.*?)\)", text, re.S | re.M)
+            line = re.search(
+                rf"^\W*--{name.replace('_', '-')}[ ,].*?\(default: (.*?)\)", text, re.S | re.M
+            )
             assert line, name
             if name not in ("env_id", "mask_velocity"):
                 assert line[1] == str(preset.get(name, default)), (flags, name)

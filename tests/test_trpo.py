@@ -28,7 +28,9 @@ def build(actions, dtype=torch.float32, **flags):
     """An agent with generic weights."""
     torch.manual_seed(3)
     args = trpo.Args(**{"encoder_size": 8, "hidden_size": 6, "norm_obs": False, **flags})
-    envs = SimpleNamespace(single_action_space=ACTIONS[actions], single_observation_space=OBSERVATIONS)
+    envs = SimpleNamespace(
+        single_action_space=ACTIONS[actions], single_observation_space=OBSERVATIONS
+    )
     agent = trpo.Agent(envs, args).to(dtype)
     with torch.no_grad():
         for name, parameter in agent.named_parameters():
@@ -119,7 +121,10 @@ def test_product_through_the_fused_lstm_is_the_loop_differentiated_twice(actions
     agent = build(actions, memory="lstm", hidden_size=64, encoder_size=64)
     torch.manual_seed(0)
     fresh = trpo.Agent(
-        SimpleNamespace(single_action_space=ACTIONS[actions], single_observation_space=OBSERVATIONS), agent.args
+        SimpleNamespace(
+            single_action_space=ACTIONS[actions], single_observation_space=OBSERVATIONS
+        ),
+        agent.args,
     )  # as training starts
     agent.load_state_dict(fresh.state_dict())
     with torch.no_grad():
@@ -192,7 +197,9 @@ def test_surrogate_gradient_is_the_policy_gradient_and_ppos(actions):
     ppo = -MODULES["rppo_lstm"].ppo_loss(logprob, logprob.detach(), advantages, 0.2)[0]
     reinforce = (logprob * advantages).mean()
     parameters = agent.policy_parameters
-    ours, *others = (trpo.flat_gradient(x, parameters, retain_graph=True) for x in (objective, ppo, reinforce))
+    ours, *others = (
+        trpo.flat_gradient(x, parameters, retain_graph=True) for x in (objective, ppo, reinforce)
+    )
     assert ours.norm() > 0.01
     for other in others:
         assert (ours - other).abs().max() <= 1e-15
@@ -237,7 +244,9 @@ def test_line_search_takes_the_first_fraction_that_improves_within_the_region(mo
             patch.setattr(trpo, "kl_divergence", lambda old, new: torch.tensor([new[1]]))
             patch.setattr(trpo, "surrogate", lambda new, *others: torch.tensor(new[0]))
             patch.setattr(trpo.Agent, "forward", lambda *inputs: next(left))
-            found = trpo.line_search(agent, agent.args, None, rollout, taken, 0 * advantages + 1, step)
+            found = trpo.line_search(
+                agent, agent.args, None, rollout, taken, 0 * advantages + 1, step
+            )
         assert torch.equal(flat(agent), before + found[2] * step if found[2] else before)
         return found
 
@@ -254,7 +263,12 @@ def test_line_search_takes_the_first_fraction_that_improves_within_the_region(mo
 @pytest.mark.parametrize("actions", ["discrete", "box"])
 def test_the_step_is_the_natural_gradient_as_long_as_the_trust_region(actions, factor):
     """Against F^-1 g by a dense solve; factor: every third step is in F, but all are in g."""
-    flags = {"cg_max_steps": 400, "target_kl": 1e-3, "sub_sampling_factor": factor, "encoder_size": 4}
+    flags = {
+        "cg_max_steps": 400,
+        "target_kl": 1e-3,
+        "sub_sampling_factor": factor,
+        "encoder_size": 4,
+    }
     agent = build(actions, torch.float64, **flags)
     rollout, taken, advantages = batch(agent, torch.float64)
     few = *rollout[:-1], tuple(x[::factor] for x in rollout[-1])
@@ -265,7 +279,9 @@ def test_the_step_is_the_natural_gradient_as_long_as_the_trust_region(actions, f
     gradient = trpo.flat_gradient(reinforce, agent.policy_parameters)
     direction = torch.linalg.solve(damped, gradient)
     full = (2e-3 / (direction @ damped @ direction)).sqrt() * direction
-    kl, improvement, fraction, expected, success = trpo.trpo_step(agent, agent.args, rollout, taken, advantages)
+    kl, improvement, fraction, expected, success = trpo.trpo_step(
+        agent, agent.args, rollout, taken, advantages
+    )
     moved = flat(agent) - theta
     assert success == 1.0 and kl < 1e-3 and improvement > 0
     # Conjugate gradient stops at a residual of 1e-5, which is what the tolerance here is.
@@ -281,13 +297,17 @@ def test_a_step_improves_within_the_region_and_moves_the_policy_alone(actions, m
     before = {k: v.clone() for k, v in agent.state_dict().items()}
     with torch.no_grad():
         old = agent(*rollout)
-    kl, improvement, fraction, expected, success = trpo.trpo_step(agent, agent.args, rollout, taken, advantages)
+    kl, improvement, fraction, expected, success = trpo.trpo_step(
+        agent, agent.args, rollout, taken, advantages
+    )
     with torch.no_grad():
         new = agent(*rollout)
     true_kl = float(kl_divergence(old, new).mean())
     gain = float((((new.log_prob(taken) - old.log_prob(taken)).exp() - 1) * advantages).mean())
     assert success == 1.0 and fraction > 0 and 0.001 < true_kl < 0.01
-    assert kl == pytest.approx(true_kl, abs=1e-6) and 0 < gain == pytest.approx(improvement, abs=1e-5)
+    assert kl == pytest.approx(true_kl, abs=1e-6) and 0 < gain == pytest.approx(
+        improvement, abs=1e-5
+    )
     assert 0.5 < improvement / expected < 1.5
     moved = {k for k, v in agent.state_dict().items() if not torch.equal(v, before[k])}
     policy = {k for k, _ in agent.named_parameters() if not k.startswith("critic")}
@@ -308,7 +328,9 @@ def test_final_steps_count_for_nothing(memory):
 
 
 @pytest.mark.parametrize("memory", MEMORIES)
-@pytest.mark.parametrize("case", ["no gradient", "nan advantages", "nan KL", "infinite KL", "too far"])
+@pytest.mark.parametrize(
+    "case", ["no gradient", "nan advantages", "nan KL", "infinite KL", "too far"]
+)
 def test_parameters_are_as_before_where_no_step_is_accepted(case, memory, monkeypatch):
     agent = build("box", memory=memory, line_search_max_iter=1 if case == "too far" else 10)
     rollout, taken, advantages = batch(agent)
@@ -368,7 +390,13 @@ class Toy(gym.Env):
 
     def step(self, action):
         obs = self.np_random.normal(size=3).astype(np.float32)
-        return obs, float(np.sum(np.asarray(action) * obs[0]) + obs[1]), self.np_random.random() < 0.05, False, {}
+        return (
+            obs,
+            float(np.sum(np.asarray(action) * obs[0]) + obs[1]),
+            self.np_random.random() < 0.05,
+            False,
+            {},
+        )
 
 
 @pytest.mark.parametrize("actions", ["discrete", "multidiscrete", "box"])
@@ -387,7 +415,13 @@ def test_one_whole_step_is_sb3_contribs(actions, num_envs, monkeypatch):
     parts = 2 if actions == "box" else 1
     env = DummyVecEnv([lambda: Toy(space)] * num_envs)
     peer = sb3.TRPO(
-        "MlpPolicy", env, n_steps=T, seed=1, device="cpu", target_kl=0.01 / parts, cg_damping=0.1 / parts
+        "MlpPolicy",
+        env,
+        n_steps=T,
+        seed=1,
+        device="cpu",
+        target_kl=0.01 / parts,
+        cg_damping=0.1 / parts,
     )
     with monkeypatch.context() as patch:
         patch.setattr(peer, "train", lambda: None)
@@ -399,7 +433,11 @@ def test_one_whole_step_is_sb3_contribs(actions, num_envs, monkeypatch):
         "actor": theirs.action_net, "critic.0": theirs.mlp_extractor.value_net[0],
         "critic.2": theirs.mlp_extractor.value_net[2], "critic.4": theirs.value_net,
     }  # fmt: skip
-    names = {f"{name}.{kind}": getattr(layer, kind) for name, layer in pairs.items() for kind in ("weight", "bias")}
+    names = {
+        f"{name}.{kind}": getattr(layer, kind)
+        for name, layer in pairs.items()
+        for kind in ("weight", "bias")
+    }
     if actions == "box":
         names["log_std"] = theirs.log_std
     parameters = dict(agent.named_parameters())
@@ -407,16 +445,26 @@ def test_one_whole_step_is_sb3_contribs(actions, num_envs, monkeypatch):
     # Ours has logits for choices that a component lacks, which do nothing; the peer's are the rest.
     used = {name: torch.ones(len(p), dtype=torch.bool) for name, p in parameters.items()}
     if actions == "multidiscrete":
-        used |= {name: torch.from_numpy(agent.exists.ravel()) for name in ("actor.weight", "actor.bias")}
+        used |= {
+            name: torch.from_numpy(agent.exists.ravel()) for name in ("actor.weight", "actor.bias")
+        }
     with torch.no_grad():
         for name, parameter in names.items():
             parameters[name][used[name]] = parameter
     first = {name: parameter.detach().clone() for name, parameter in names.items()}
-    obs, taken = torch.from_numpy(buffer.observations), torch.from_numpy(buffer.actions).view(T * num_envs, -1)
-    advantages, returns = torch.from_numpy(buffer.advantages).flatten(), torch.from_numpy(buffer.returns)
+    obs, taken = (
+        torch.from_numpy(buffer.observations),
+        torch.from_numpy(buffer.actions).view(T * num_envs, -1),
+    )
+    advantages, returns = (
+        torch.from_numpy(buffer.advantages).flatten(),
+        torch.from_numpy(buffer.returns),
+    )
 
     np.random.seed(0)
-    orders = [np.random.permutation(T * num_envs) for _ in range(1 + agent.args.n_critic_updates)][1:]
+    orders = [np.random.permutation(T * num_envs) for _ in range(1 + agent.args.n_critic_updates)][
+        1:
+    ]
     np.random.seed(0)
     with monkeypatch.context() as patch:
         patch.setattr(torch, "randn_like", torch.zeros_like)
@@ -430,12 +478,16 @@ def test_one_whole_step_is_sb3_contribs(actions, num_envs, monkeypatch):
     normalized = (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
     logs = trpo.trpo_step(agent, agent.args, (*sequences, legal, steps), taken, normalized)
     assert logs[4] == 1.0
-    optimizer = torch.optim.Adam(agent.critic.parameters(), agent.args.learning_rate, eps=1e-5, fused=True)
+    optimizer = torch.optim.Adam(
+        agent.critic.parameters(), agent.args.learning_rate, eps=1e-5, fused=True
+    )
     with torch.no_grad():
         h = agent.replay(*sequences, steps).view(T, num_envs, -1)
     sequence = iter(orders)
     monkeypatch.setattr(torch, "randperm", lambda n: torch.from_numpy(next(sequence)))
-    rows = [x.transpose(0, 1).flatten(0, 1) for x in (obs, h, returns)]  # in the order of its buffer
+    rows = [
+        x.transpose(0, 1).flatten(0, 1) for x in (obs, h, returns)
+    ]  # in the order of its buffer
     value_loss = trpo.fit_critic(agent, agent.args, optimizer, *rows)
     assert value_loss == pytest.approx(logged["train/value_loss"], rel=1e-5)
     for name, parameter in names.items():
@@ -446,7 +498,9 @@ def test_one_whole_step_is_sb3_contribs(actions, num_envs, monkeypatch):
 
 
 def test_integer_boxes_are_refused():
-    envs = SimpleNamespace(single_action_space=spaces.Box(0, 9, (2,), np.int64), single_observation_space=OBSERVATIONS)
+    envs = SimpleNamespace(
+        single_action_space=spaces.Box(0, 9, (2,), np.int64), single_observation_space=OBSERVATIONS
+    )
     with pytest.raises(trpo.ArgumentError, match="no script"):
         trpo.Agent(envs, trpo.Args())
 
@@ -454,7 +508,10 @@ def test_integer_boxes_are_refused():
 class Masked(gym.Env):
     """One choice is legal in each step, and only its number says which: another one raises."""
 
-    observation_space, action_space = spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(3, start=2)
+    observation_space, action_space = (
+        spaces.Box(-1, 1, (2,), np.float32),
+        spaces.Discrete(3, start=2),
+    )
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -475,7 +532,10 @@ class Solitary(gym.Env):
     """Episodes of one step: every second step of a rollout is final, and with T = 1 a rollout has none
     that counts."""
 
-    observation_space, action_space = spaces.Box(-1, 1, (2,), np.float32), spaces.Box(-1, 1, (1,), np.float32)
+    observation_space, action_space = (
+        spaces.Box(-1, 1, (2,), np.float32),
+        spaces.Box(-1, 1, (1,), np.float32),
+    )
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -492,7 +552,13 @@ gym.register("TrpoSolitary-v0", Solitary)
 
 @pytest.mark.parametrize("memory", MEMORIES)
 def test_masks_and_rollouts_without_a_step_that_counts(memory, tmp_path):
-    flags = {"memory": memory, "runs_dir": str(tmp_path), "eval_episodes": 2, "n_critic_updates": 2, "num_envs": 2}
+    flags = {
+        "memory": memory,
+        "runs_dir": str(tmp_path),
+        "eval_episodes": 2,
+        "n_critic_updates": 2,
+        "num_envs": 2,
+    }
     agent = trpo.train(trpo.Args("TrpoMasked-v0", num_steps=16, total_timesteps=100, **flags))
     assert agent.return_stats.count >= 100  # an illegal choice would have raised
     agent = trpo.train(trpo.Args("TrpoSolitary-v0", num_steps=1, total_timesteps=10, **flags))
