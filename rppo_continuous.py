@@ -420,7 +420,7 @@ def check_finite(name: str, x) -> None:
 def make_envs(args: Args, num_envs: int, render_mode: str | None = None):
     """num_envs environments as one, whose observations are vectors (num_envs, n)."""
     mode = "sync" if render_mode else "async" if args.async_envs else None  # None: its own, or sync
-    kwargs = {"render_mode": render_mode} if render_mode else {}
+    kwargs: dict = {"render_mode": render_mode} if render_mode else {}
     try:
         envs = gym.make_vec(args.env_id, num_envs, mode, **kwargs)
     except (gym.error.Error, ModuleNotFoundError) as error:
@@ -484,7 +484,7 @@ class Run:
             self.writer = SummaryWriter(str(self.dir), purge_step=self.step + 1)
         except OSError as error:
             raise ArgumentError(f"{error}; --resume goes on with a run") from error
-        args.resume = str(self.dir)  # so that main can say how to go on
+        args.resume = str(self.dir)  # main says how to go on
         self.bar = tqdm(total=args.total_timesteps, initial=self.step, unit="step")
         self.began, self.logged = time.time() - seconds, time.time()
         self.timed: list[tuple[int, float]] = []  # steps and seconds of each iteration
@@ -551,8 +551,8 @@ def load(run_dir, agent: Agent | None = None) -> dict:
             saved = torch.load(opened, map_location="cpu", weights_only=True)
         check(saved["script"] == SCRIPT, f"{saved['script']}.py wrote it")
         for name, value in vars(Args(**saved["args"])).items():
-            default = getattr(Args, name)
-            check(default is None or type(value) is type(default), f"{name} is {value!r}")
+            same = type(saved["args"][name]) is type(getattr(Args, name))
+            check(same or getattr(Args, name) is None, f"{name} is {value!r}")
         if agent is not None:
             agent.load_state_dict(saved["agent"])
     except pickle.UnpicklingError as error:
@@ -578,7 +578,7 @@ def evaluate(agent: Agent, envs, args: Args):
 def play(args: Args) -> None:
     """Shows, or films, deterministic episodes of a trained agent."""
     mode = "rgb_array" if args.capture_video else "human"
-    make_envs(args, 1).close()  # can they be made at all?
+    make_envs(args, 1).close()  # checks env_id
     modes = gym.make(args.env_id).metadata.get("render_modes", [])
     check(mode in modes, f"--play: {args.env_id} renders {modes}, not {mode}")
     display = {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys() or sys.platform != "linux"

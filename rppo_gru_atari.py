@@ -159,6 +159,7 @@ class NatureCNN(nn.Module):
         self.cnn.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, obs: Tensor) -> Tensor:
+        """Scales to [0, 1]; in bfloat16 with amp."""
         frames = obs.flatten(0, -4) / 255
         with torch.autocast(obs.device.type, torch.bfloat16, enabled=self.amp):
             return self.cnn(frames).to(frames.dtype).unflatten(0, obs.shape[:-3])
@@ -263,7 +264,6 @@ def all_sum(x: Tensor) -> Tensor:
 
 def moments(x: Tensor) -> Tensor:
     """x (M,), M may differ between processes -> the sum of M, mean and variance over all."""
-    x = x.double()
     M, first, second = all_sum(torch.stack([x.new_tensor(len(x)), x.sum(), x.square().sum()]))
     return torch.stack([M, first / M, (second / M - (first / M) ** 2).clamp(min=0)])
 
@@ -348,7 +348,7 @@ def train(args: Args) -> Agent:
             counts = ~s_final[:, batch]  # (L, B); below, (M,): the steps that count
             logprob, entropy, value = (x[counts] for x in agent.evaluate_actions(*inputs))
             old_logprob, advantage, return_ = s_targets[:, batch][counts].unbind(-1)
-            count, mean, var = moments(advantage)  # of all processes
+            count, mean, var = moments(advantage.double())  # of all processes
             if count == 0:
                 continue
             advantage = (advantage - mean) / (var.sqrt() + 1e-8)
@@ -474,7 +474,7 @@ class Run:
                 self.writer = SummaryWriter(str(self.dir), purge_step=self.step + 1)
         except OSError as error:
             raise ArgumentError(f"{error}; --resume goes on with a run") from error
-        args.resume = str(self.dir)  # so that main can say how to go on
+        args.resume = str(self.dir)  # main says how to go on
         self.bar = tqdm(total=args.total_timesteps, initial=self.step, unit="step", disable=RANK)
         self.began, self.logged = time.time() - seconds, time.time()
         self.timed: list[tuple[int, float]] = []  # steps and seconds of each iteration
@@ -550,8 +550,8 @@ def load(run_dir, agent: Agent | None = None) -> dict:
             saved = torch.load(opened, map_location="cpu", weights_only=True)
         check(saved["script"] == SCRIPT, f"{saved['script']}.py wrote it")
         for name, value in vars(Args(**saved["args"])).items():
-            default = getattr(Args, name)
-            check(default is None or type(value) is type(default), f"{name} is {value!r}")
+            same = type(saved["args"][name]) is type(getattr(Args, name))
+            check(same or getattr(Args, name) is None, f"{name} is {value!r}")
         if agent is not None:
             agent.load_state_dict(saved["agent"])
     except pickle.UnpicklingError as error:
@@ -577,7 +577,7 @@ def evaluate(agent: Agent, envs, args: Args):
 def play(args: Args) -> None:
     """Shows, or films, deterministic episodes of a trained agent."""
     mode = "rgb_array" if args.capture_video else "human"
-    make_envs(args, 1).close()  # can they be made at all?
+    make_envs(args, 1).close()  # checks env_id
     display = {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys() or sys.platform != "linux"
     check(args.capture_video or display, "--play: no display here; --capture-video films the agent")
     envs = make_envs(args, 1, mode)

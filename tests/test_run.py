@@ -22,6 +22,7 @@ from launch import shown
 # A short run of each script; its environment is a real one. A script joins by its line here.
 SHORT = {
     "rppo_lstm": "--env-id CartPole-v1 --mask-velocity --num-envs 4 --num-steps 32 --hidden-size 16 --num-minibatches 2 --update-epochs 2",
+    "rppo_continuous": "--env-id Pendulum-v1 --mask-velocity --num-envs 4 --num-steps 32 --hidden-size 16 --num-minibatches 2 --update-epochs 2",
 }
 RUNS = [script for script in SHORT if script in SCRIPTS]
 TESTS = {"PYTHONPATH": str(ROOT / "tests")}
@@ -263,6 +264,11 @@ WRONG = [  # flags after those of a short run, and what the line says
     ("--play nowhere", "nowhere/agent.pt cannot be used: FileNotFoundError"),
 ]
 OWN = {
+    "rppo_continuous": [
+        ("--env-id CartPole-v1", "rppo_lstm.py"),
+        ("--log-std-init -30", "log_std_init -30"),
+        ("--sde-sample-freq -2", "sde_sample_freq -2"),
+    ],
     "rppo_lstm": [
         ("--env-id Pendulum-v1 --no-mask-velocity", "are not discrete; try rppo_continuous.py"),
         ("--seq-len 24", "--seq-len 24: must divide --num-steps 32"),
@@ -290,7 +296,7 @@ def test_every_numeric_flag_has_a_range(script, tmp_path):
     numbers = {
         name: default
         for name, default in vars(module.Args()).items()
-        if type(default) in (int, float)
+        if type(default) in (int, float) and name not in ("log_std_init", "sde_sample_freq")
     }
     assert len(numbers) >= 15
     zero = {"seed", "seq_len", "eval_episodes"}
@@ -401,7 +407,8 @@ def test_play(script, tmp_path, monkeypatch):
     real = env_class.render
     monkeypatch.setattr(env_class, "render", lambda self: frames.append(self) or real(self))
     code, out, err = main(tmp_path, script, "--play runs/a")
-    assert len(frames) > sum(evaluation) > 2  # each step was shown
+    steps = 2 * 200 if "Pendulum" in SHORT[script] else sum(evaluation)  # CartPole's return
+    assert len(frames) > steps > 2  # each was shown
     assert code == 0 and re.findall(r"^return (\S+)$", out, re.M) == [
         f"{x:.2f}" for x in evaluation
     ], err
@@ -462,7 +469,8 @@ def test_track_sends_every_scalar(script, resume, tmp_path):
             assert sent["scalars"][name] == pytest.approx(
                 {s: x for s, x in points.items() if s >= first}
             )
-        assert bool(before) == (first > 500) and len(expected) >= 7
+        assert bool(before) == (first > 500)
+        assert len(expected) >= (5 if "Pendulum" in SHORT[script] else 7)
         before.add(folder)
 
 
