@@ -159,7 +159,6 @@ class NatureCNN(nn.Module):
         self.cnn.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, obs: Tensor) -> Tensor:
-        """Scales to [0, 1]; in bfloat16 with amp."""
         frames = obs.flatten(0, -4) / 255
         with torch.autocast(obs.device.type, torch.bfloat16, enabled=self.amp):
             return self.cnn(frames).to(frames.dtype).unflatten(0, obs.shape[:-3])
