@@ -141,6 +141,10 @@ def toy(**kwargs) -> str:
     return env_id
 
 
+# The scripts whose only actions are choices. trpo and ppo1_mpi have Box actions, too, and tests of their own.
+CATEGORICAL = [s for s in having("Agent", "num_choices") if not hasattr(MODULES[s].Agent, "act")]
+
+
 def toy_for(script: str) -> str:
     """A Toy with actions that the script has."""
     box = (

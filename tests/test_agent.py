@@ -6,11 +6,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import MODULES, awkward_ends, having, toy
+from conftest import CATEGORICAL, MODULES, awkward_ends, having, toy
 from gymnasium import spaces
 from torch.distributions import Bernoulli, Categorical
 
-DISCRETE = having("Agent", "num_choices")
+DISCRETE = CATEGORICAL
 ACTIONS = {
     "discrete": spaces.Discrete(3),
     "from -1": spaces.Discrete(3, start=-1),
@@ -206,7 +206,7 @@ def test_observations_are_vectors(script, observations):
     assert agent.predict(obs, {}, None)[0].shape == (4, 3)
 
 
-@pytest.mark.parametrize("script", having("make_envs"))
+@pytest.mark.parametrize("script", having("make_envs", "VELOCITIES"))
 @pytest.mark.parametrize("space", [
     spaces.Sequence(spaces.Discrete(2)), spaces.Graph(spaces.Box(-1, 1, (2,)), None),
 ], ids=lambda space: type(space).__name__)  # fmt: skip

@@ -377,10 +377,15 @@ def launch(folder, processes: int, name: str, *flags):
     start = TORCHRUN if processes > 1 else [sys.executable]
     command = [*start, __file__, name, *COMMON, "--run-name", f"{name}{processes}", *flags]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=300, env=environment
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    with open(folder / f"{name}{processes}.log", "w+") as log:
+        job = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, env=environment)
+        try:
+            job.wait(150)
+        finally:  # torchrun ends its processes at a SIGTERM
+            job.terminate()
+            job.wait(60)
+        log.seek(0)
+        assert job.returncode == 0, log.read()[-3000:]
     return [torch.load(folder / f"{name}{rank}of{processes}.pt") for rank in range(processes)]
 
 

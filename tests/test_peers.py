@@ -4,7 +4,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import MODULES, awkward_ends, having, toy
+from conftest import CATEGORICAL, MODULES, awkward_ends, having, toy
 from gymnasium import spaces
 from torch import nn
 
@@ -17,7 +17,7 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor  # noqa:
 from stable_baselines3.common.vec_env import DummyVecEnv  # noqa: E402
 
 OBS = spaces.Box(-1, 1, (3,))
-LSTM = having("ResetLSTM", "num_choices")
+LSTM = CATEGORICAL
 
 
 class Encoder(BaseFeaturesExtractor):

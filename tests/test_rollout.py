@@ -5,13 +5,13 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from conftest import MODULES, having, toy, toy_for
+from conftest import CATEGORICAL, MODULES, having, toy, toy_for
 from gymnasium import spaces
 from test_agent import ACTIONS
 from test_mathematics import gae_by_definition
 from torch.distributions import Categorical
 
-DISCRETE = having("train", "ppo_loss", "num_choices")
+DISCRETE = CATEGORICAL
 T, N, GAMMA, LAM = 24, 6, 0.9, 0.8
 SIZES = dict(num_steps=T, num_envs=N, gamma=GAMMA, gae_lambda=LAM)
 
@@ -59,7 +59,7 @@ def test_the_toys_rollouts_have_every_awkward_end(watch):
     assert not (final[:, :-1] & final[:, 1:]).any()
 
 
-@pytest.mark.parametrize("script", having("train", "compute_gae"))
+@pytest.mark.parametrize("script", having("train", "discounted_sums", "ppo_loss"))
 @pytest.mark.parametrize("separate", [False, True])
 def test_states_and_values_of_a_rollout(script, separate, watch):
     """A final step's value has the state that the LSTM has there; afterwards it is zero."""
@@ -142,7 +142,7 @@ def test_the_update_gets_what_the_rollout_computed(
             assert epoch != sorted(epoch) or num_minibatches == 1  # shuffled
 
 
-@pytest.mark.parametrize("script", having("train", "compute_gae"))
+@pytest.mark.parametrize("script", having("train", "discounted_sums", "ppo_loss"))
 def test_final_steps_count_in_nothing(script, watch):
     """Neither in steps nor in statistics: rewards are divided by the standard deviation of the
     discounted returns until this rollout's end."""
