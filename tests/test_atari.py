@@ -380,7 +380,7 @@ def launch(folder, processes: int, name: str, *flags):
     with open(folder / f"{name}{processes}.log", "w+") as log:
         job = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, env=environment)
         try:
-            job.wait(150)
+            job.wait(400)
         finally:  # torchrun ends its processes at a SIGTERM
             job.terminate()
             job.wait(60)
