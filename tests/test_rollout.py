@@ -319,3 +319,22 @@ def test_whole_updates_are_a_plain_ppos(script, separate, max_grad_norm, watch):
     assert clipped > 50
     for name, parameter in seen.agent.named_parameters():
         assert (parameter - dict(agent.named_parameters())[name]).abs().max() <= 1e-6, name
+
+
+@pytest.mark.parametrize("script", DISCRETE)
+def test_a_nan_in_the_state_does_not_survive_an_episodes_end(script, tmp_path, monkeypatch):
+    """`(1 - final) * state` would keep it alive."""
+    module, states = MODULES[script], []
+
+    class Poisoned(module.Agent):
+        def step(self, obs, legal, state):
+            states.append(state.clone())
+            logp, value, following = super().step(obs, legal, state)
+            return logp, value, following * np.nan if len(states) == 6 else following
+
+    monkeypatch.setattr(module, "Agent", Poisoned)
+    args = module.Args(env_id=toy(length=5), total_timesteps=90, eval_episodes=0, norm_reward=False,
+                       num_minibatches=1, runs_dir=str(tmp_path), **SIZES)  # fmt: skip
+    module.train(args)
+    assert states[5].isfinite().all() and states[5].any()  # step 5 is final in all environments
+    assert not states[6].any() and states[7].isfinite().all()
