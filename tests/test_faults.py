@@ -94,10 +94,11 @@ def test_control_c(script, mode, tmp_path, start_script):
     process.kill(signal.SIGINT, group=True)  # as a terminal does
     process.wait(20)
     assert process.returncode == 130 and time.time() - started < 5
-    own, _, rest = "\n".join(process.lines).partition("\nException ignored in: ")
-    assert rest == "" or mode and rest.startswith("<function AsyncVectorEnv.__del__"), rest
-    assert own.count("\n") == 0, process.stderr  # what may follow is Gymnasium's
-    assert own.endswith(f".py --resume {tmp_path}/runs/a")
+    own, *rest = process.lines
+    assert own.endswith(f".py --resume {tmp_path}/runs/a"), process.stderr
+    after = "\n".join(rest)  # with async environments Gymnasium may warn that they were busy
+    assert after == "" or mode and "gymnasium/vector/async_vector_env.py" in after, after
+    assert after.count("Traceback") == after.count("Exception ignored in: <function AsyncVectorEnv")
     assert len(workers) >= (4 if mode else 0)
     assert not any(os.path.exists(f"/proc/{worker}") for worker in workers)
 
