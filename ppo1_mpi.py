@@ -58,15 +58,15 @@ SCRIPT = "ppo1_mpi"
 class Args:
     env_id: str = "CartPole-v1"  # Gymnasium's id; my_module:MyEnv-v0 imports my_module
     mask_velocity: bool = False  # hide the velocities: the task needs memory
-    async_envs: bool = False  # a process for each environment, for slow ones
+    async_envs: bool = False  # a process for each environment
     total_timesteps: int = 500_000  # environment steps to train for
     seed: int = 1  # the same seed gives the same run
-    torch_threads: int = 1  # CPU threads; more pay for large networks
+    torch_threads: int = 1  # CPU threads; more for large networks
 
     num_envs: int = 1  # parallel environments (N) of each rank
     num_steps: int = 256  # time steps of a rollout (T)
-    seq_len: int = 16  # steps of a training sequence (L), which gradients never leave; 0: T
-    num_minibatches: int = 4  # of whole sequences, in each epoch
+    seq_len: int = 16  # steps that gradients flow back through, a sequence (L); 0: T
+    num_minibatches: int = 4  # of an epoch, made of whole sequences
     update_epochs: int = 4  # passes over a rollout
     gamma: float = 0.99  # discount factor
     gae_lambda: float = 0.95  # lambda of generalised advantage estimation
@@ -75,16 +75,16 @@ class Args:
     encoder_size: int = 64  # units of both layers of each encoder
     memory: Literal["none", "lstm"] = "none"  # after the encoders; without it L is 1
     hidden_size: int = 128  # units of the LSTM (H)
-    ablate_memory: bool = False  # zero the LSTM's state before every step: a control
+    ablate_memory: bool = False  # keep no state from step to step, L = 1: a control
 
     learning_rate: float = 1e-3  # of Adam
     schedule: Literal["linear", "constant"] = "linear"  # learning_rate and clip_coef fall to 0
-    clip_coef: float = 0.2  # epsilon of the clipped surrogate
+    clip_coef: float = 0.2  # epsilon of the surrogate
     ent_coef: float = 0.01  # weight of the entropy bonus
     vf_coef: float = 1.0  # weight of the value loss
     target_kl: float = np.inf  # an update ends where the estimated KL exceeds 1.5 times this
 
-    runs_dir: str = "runs"  # where the run's directory is made
+    runs_dir: str = "runs"  # directory of the run directories
     run_name: str | None = None  # its name; None: env_id__script__seed__time
     track: bool = False  # log to Weights & Biases, too
     eval_episodes: int = 10  # deterministic episodes after training, or of --play
