@@ -151,11 +151,12 @@ class NatureCNN(nn.Module):
     def __init__(self, channels: int, amp: bool):
         super().__init__()
         self.amp = amp
-        convs = nn.Conv2d(channels, 32, 8, 4), nn.Conv2d(32, 64, 4, 2), nn.Conv2d(64, 64, 3)
+        convs = [nn.Conv2d(channels, 32, 8, 4), nn.Conv2d(32, 64, 4, 2), nn.Conv2d(64, 64, 3)]
+        convs.append(nn.Conv2d(64, 512, 7))  # as large as its input: a linear layer
         for name, parameter in nn.Sequential(*convs).named_parameters():
             nn.init.zeros_(parameter) if "bias" in name else nn.init.orthogonal_(parameter, 2**0.5)
         relus = [layer for conv in convs for layer in (conv, nn.ReLU(inplace=True))]
-        self.cnn = nn.Sequential(*relus, nn.Flatten(), linear(64 * 7 * 7, 512), nn.ReLU())
+        self.cnn = nn.Sequential(*relus, nn.Flatten())
         self.cnn.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, obs: Tensor) -> Tensor:

@@ -240,7 +240,7 @@ def test_the_cnn_is_that_of_the_paper():
     x, weights = frames.flatten(0, 1).float() / 255, list(encoder.parameters())
     for stride, W, b in zip((4, 2, 1), weights[0::2], weights[1::2]):
         x = torch.nn.functional.conv2d(x, W, b, stride).relu()
-    x = torch.nn.functional.linear(x.flatten(1), *weights[6:]).relu()
+    x = torch.nn.functional.linear(x.flatten(1), weights[6].flatten(1), weights[7]).relu()
     assert x.shape == (15, 512) and [len(b) for b in weights[1::2]] == [32, 64, 64, 512]
     assert (encoder(frames).flatten(0, 1) - x).abs().max() <= 1e-5 * x.abs().max()
     for W in weights[::2]:  # orthogonal, times sqrt(2)
