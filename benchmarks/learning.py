@@ -33,32 +33,114 @@ RESULTS = ROOT / "benchmarks" / "results"
 POINTS = 40  # of a run's curve, at most
 EPISODES = 100  # deterministic ones of a final agent
 
-LSTM = "rppo_lstm.py --env-id CartPole-v1"
-PENDULUM = "rppo_continuous.py --env-id Pendulum-v1 --mask-velocity"
-CAR = "rppo_continuous.py --env-id MountainCarContinuous-v0 --mask-velocity"
-LANDER = "rppo_continuous.py --env-id LunarLanderContinuous-v3 --mask-velocity"
-# stable-baselines3's PPO with the hyperparameters of PPO's paper; peer() reads these words.
+CARTPOLE = "rppo_lstm.py --env-id CartPole-v1"
+LANDER = "rppo_lstm.py --env-id LunarLander-v3 --mask-velocity"
+CONTINUOUS = "rppo_continuous.py --env-id"
+TRPO = "trpo.py --env-id"
+PPO1 = "ppo1_mpi.py --env-id CartPole-v1"
+# Peers; peer() reads these words. stable-baselines3's PPO has the hyperparameters of PPO's paper,
+# sb3-contrib's RecurrentPPO those of rl-baselines3-zoo, its TRPO those of its MuJoCo table.
 PPO_PAPER = (
-    'PPO HalfCheetah-v5 {"n_steps": 2048, "batch_size": 64, "n_epochs": 10, "ent_coef": 0.0, '
-    '"learning_rate": 3e-4, "clip_range": 0.2, "linear": true, "normalize": true}'
+    'PPO {} {{"n_steps": 2048, "batch_size": 64, "n_epochs": 10, "ent_coef": 0.0, '
+    '"learning_rate": 3e-4, "clip_range": 0.2, "linear": true, "normalize": true}}'
+)
+ZOO_CARTPOLE = (
+    'RecurrentPPO CartPole-v1 {"num_envs": 8, "normalize": true, "n_steps": 32, "batch_size": 256, '
+    '"gae_lambda": 0.8, "gamma": 0.98, "n_epochs": 20, "ent_coef": 0.0, "learning_rate": 1e-3, '
+    '"clip_range": 0.2, "linear": true, "visible": [1, 0, 1, 0], "policy_kwargs": '
+    '{"ortho_init": false, "lstm_hidden_size": 64, "enable_critic_lstm": true, '
+    '"net_arch": {"pi": [64], "vf": [64]}}}'
+)
+ZOO_PENDULUM = (
+    'RecurrentPPO Pendulum-v1 {"num_envs": 4, "normalize": true, "n_steps": 1024, "gamma": 0.9, '
+    '"gae_lambda": 0.95, "n_epochs": 10, "ent_coef": 0.0, "learning_rate": 1e-3, '
+    '"clip_range": 0.2, "use_sde": true, "sde_sample_freq": 4, "visible": [1, 1, 0], '
+    '"policy_kwargs": {"ortho_init": false, "lstm_hidden_size": 64, "enable_critic_lstm": true, '
+    '"net_arch": {"pi": [64], "vf": [64]}}}'
 )
 # A task: its environment steps, and for each method the script, or a recipe's path, and flags.
 TASKS: dict[str, tuple[int, dict[str, str]]] = {
-    "cartpole": (100_000, {"lstm": LSTM}),
+    "cartpole": (100_000, {"lstm": CARTPOLE}),
     "cartpole-masked": (
         100_000,
-        {"lstm": f"{LSTM} --mask-velocity", "ablated": f"{LSTM} --mask-velocity --ablate-memory"},
+        {
+            "lstm": f"{CARTPOLE} --mask-velocity",
+            "ablated": f"{CARTPOLE} --mask-velocity --ablate-memory",
+            "frames": "docs/recipes/frame_stack.py --env-id CartPole-v1 --mask-velocity",
+            "sb3-contrib": f"peer {ZOO_CARTPOLE}",
+        },
     ),
-    "pendulum-masked": (100_000, {"lstm": PENDULUM, "ablated": f"{PENDULUM} --ablate-memory"}),
-    "mountaincarcontinuous-masked": (300_000, {"lstm": CAR}),
-    "lunarlandercontinuous-masked": (
-        1_000_000,
+    "pendulum-masked": (
+        100_000,
+        {
+            "lstm": f"{CONTINUOUS} Pendulum-v1 --mask-velocity",
+            "ablated": f"{CONTINUOUS} Pendulum-v1 --mask-velocity --ablate-memory",
+            "sb3-contrib": f"peer {ZOO_PENDULUM}",
+        },
+    ),
+    "mountaincarcontinuous-masked": (
+        300_000,
+        {
+            "lstm": f"{CONTINUOUS} MountainCarContinuous-v0 --mask-velocity",
+            "ablated": f"{CONTINUOUS} MountainCarContinuous-v0 --mask-velocity --ablate-memory",
+        },
+    ),
+    "lunarlander-masked": (
+        500_000,
         {"lstm": LANDER, "ablated": f"{LANDER} --ablate-memory"},
     ),
+    "lunarlandercontinuous-masked": (
+        1_000_000,
+        {
+            "lstm": f"{CONTINUOUS} LunarLanderContinuous-v3 --mask-velocity",
+            "ablated": f"{CONTINUOUS} LunarLanderContinuous-v3 --mask-velocity --ablate-memory",
+        },
+    ),
+    "poc-memory": (
+        61_000,
+        {
+            "lstm": "docs/recipes/poc_memory.py",
+            "ablated": "docs/recipes/poc_memory.py --ablate-memory",
+        },
+    ),
+    "minigrid-memory-s9": (
+        1_500_000,
+        {
+            "lstm": "docs/recipes/minigrid_memory.py",
+            "ablated": "docs/recipes/minigrid_memory.py --ablate-memory",
+        },
+    ),
+    "ppo1-cartpole": (25_000, {"ppo1": PPO1}),
+    "ppo1-cartpole-masked": (100_000, {"ppo1, lstm": f"{PPO1} --mask-velocity"}),
+    "trpo-cartpole": (100_000, {"trpo": f"{TRPO} CartPole-v1"}),
+    "trpo-cartpole-masked": (
+        100_000,
+        {
+            "trpo, lstm": f"{TRPO} CartPole-v1 --mask-velocity",
+            "trpo": f"{TRPO} CartPole-v1 --mask-velocity --memory none",
+        },
+    ),
+    "trpo-acrobot": (100_000, {"trpo": f"{TRPO} Acrobot-v1"}),
+    "trpo-mountaincar": (100_000, {"trpo": f"{TRPO} MountainCar-v0"}),
+    "trpo-pendulum": (100_000, {"trpo": f"{TRPO} Pendulum-v1"}),
+    "trpo-mountaincarcontinuous": (50_000, {"trpo": f"{TRPO} MountainCarContinuous-v0"}),
+    "trpo-lunarlander": (200_000, {"trpo": f"{TRPO} LunarLander-v3"}),
+    "trpo-lunarlandercontinuous": (200_000, {"trpo": f"{TRPO} LunarLanderContinuous-v3"}),
     "halfcheetah": (
         1_000_000,
-        {"lstm": "rppo_continuous.py --env-id HalfCheetah-v5", "sb3-ppo": f"peer {PPO_PAPER}"},
+        {
+            "lstm": f"{CONTINUOUS} HalfCheetah-v5",
+            "trpo": f"{TRPO} HalfCheetah-v5",
+            "sb3-ppo": f"peer {PPO_PAPER.format('HalfCheetah-v5')}",
+        },
     ),
+    "hopper": (
+        1_000_000,
+        {"trpo": f"{TRPO} Hopper-v5", "sb3-ppo": f"peer {PPO_PAPER.format('Hopper-v5')}"},
+    ),
+    "walker2d": (1_000_000, {"trpo": f"{TRPO} Walker2d-v5"}),
+    "swimmer": (1_000_000, {"trpo": f"{TRPO} Swimmer-v5"}),
+    "pong": (1_500_000, {"gru": "rppo_gru_atari.py --env-id ALE/Pong-v5 --amp"}),
 }
 FIELDS = (
     "task method script flags seed steps eval_mean eval_std eval_episodes return_100 wall_seconds "
@@ -209,7 +291,7 @@ def overwrite(file, contents: dict) -> None:
 def run(task: str, method: str, seed: int, options: argparse.Namespace) -> str:
     """Trains, evaluates and records one run, or what is left of it; returns a line to print."""
     steps, methods = TASKS[task]
-    script, flags = methods[method].split(maxsplit=1)
+    script, _, flags = methods[method].partition(" ")
     name = f"{task}__{method}__{seed}"
     run_dir = Path(options.runs_dir, name).resolve()
     file = Path(__file__ if script == "peer" else ROOT / script)

@@ -2,19 +2,22 @@
 
     python benchmarks/plot.py curves cartpole-masked --out docs/img/cartpole.svg
     python benchmarks/plot.py table cartpole cartpole-masked [--out table.md]
+    python benchmarks/plot.py readme  # README.md's table, and its picture in docs/img
 
-Both give the interquartile mean over a task's seeds, which is the mean of the middle half, with a
+The first two give the interquartile mean over a task's seeds, which is the mean of the middle half, with a
 95 % bootstrap interval (Agarwal et al. 2021, arXiv:2108.13264, whose stratified bootstrap for one
 task is this one). The figure has no background and mid-grey text, for light and for dark pages.
 """
 
 import argparse
+import hashlib
+import re
 from pathlib import Path
 
 import gymnasium as gym
 import matplotlib
 import numpy as np
-from learning import RESULTS, read
+from learning import RESULTS, ROOT, read
 
 matplotlib.use("svg")
 matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "rppo", "font.size": 10})
@@ -73,28 +76,37 @@ def env_id(flags: str) -> str:
     """The environment among a run's flags; a peer's stands in the second place. Earlier versions
     wrote CartPoleNoVel-v1 for CartPole-v1 --mask-velocity."""
     words = flags.split()
-    name = words[words.index("--env-id") + 1] if "--env-id" in words else words[1]
+    name = words[words.index("--env-id") + 1] if "--env-id" in words else "".join(words[1:2])
     return name.replace("NoVel", "")
+
+
+def returns(task: str, methods: list[str] | None = None, results: Path = RESULTS) -> dict:
+    """Of curves.csv, for each method: the number of seeds, 60 steps (60,), and the interquartile
+    mean of the returns there with the ends of its interval, each (60,)."""
+    runs: dict[str, dict[str, dict[float, float]]] = {}
+    for row in read(results / "curves.csv"):
+        if row["task"] == task and row["method"] in (methods or [row["method"]]):
+            of_method = runs.setdefault(row["method"], {})
+            of_method.setdefault(row["seed"], {})[float(row["step"])] = float(row["return"])
+    if not runs:
+        raise ValueError(f"{results / 'curves.csv'} has no curve of {task}")
+    found = {}
+    for method, seeds in runs.items():
+        points = [np.array(sorted(c.items())) for c in seeds.values()]  # each (points, 2)
+        first = max(p[0, 0] for p in points)
+        steps = np.linspace(first, min(p[-1, 0] for p in points), 60)
+        curves = np.array([np.interp(steps, p[:, 0], p[:, 1]) for p in points])
+        found[method] = len(points), steps, interval(curves, samples=2000)
+    return found
 
 
 def curves(tasks: list[str], out: Path, methods: list[str] | None, results: Path = RESULTS) -> None:
     """A panel for each task, a line for each method."""
-    runs: dict[tuple[str, str], dict[str, dict[float, float]]] = {}
-    for row in read(results / "curves.csv"):
-        of_method = runs.setdefault((row["task"], row["method"]), {})
-        of_method.setdefault(row["seed"], {})[float(row["step"])] = float(row["return"])
     figure, axes = plt.subplots(1, len(tasks), figsize=(5.2 * len(tasks), 3.4), squeeze=False)
     for task, axis in zip(tasks, axes[0]):
-        drawn = {m: s for (t, m), s in runs.items() if t == task and m in (methods or [m])}
-        if not drawn:
-            raise ValueError(f"{results / 'curves.csv'} has no curve of {task}")
-        for (method, seeds), color in zip(drawn.items(), COLORS):
-            points = [np.array(sorted(c.items())) for c in seeds.values()]  # each (points, 2)
-            first = max(p[0, 0] for p in points)
-            steps = np.linspace(first, min(p[-1, 0] for p in points), 60)
-            returns = np.array([np.interp(steps, p[:, 0], p[:, 1]) for p in points])
-            mean, low, high = interval(returns, samples=2000)
-            axis.plot(steps, mean, color=color, label=f"{method} ({len(points)} seeds)")
+        drawn = returns(task, methods, results)
+        for (method, (seeds, steps, (mean, low, high))), color in zip(drawn.items(), COLORS):
+            axis.plot(steps, mean, color=color, label=f"{method} ({seeds} seeds)")
             axis.fill_between(steps, low, high, color=color, alpha=0.25, linewidth=0)
         axis.set_title(task, color=GREY)
         axis.set_xlabel("environment steps", color=GREY)
@@ -109,16 +121,144 @@ def curves(tasks: list[str], out: Path, methods: list[str] | None, results: Path
     figure.savefig(out, transparent=True, metadata={"Date": None})
 
 
+SYSTEMS = {  # of throughput.csv's sections: script, task
+    "w1": ("rppo_lstm.py", "CartPole"),
+    "w1-pendulum": ("rppo_continuous.py", "Pendulum"),
+    "w2": ("rppo_gru_atari.py", "Breakout"),
+    "w3": ("trpo.py", "HalfCheetah"),
+    "w4": ("ppo1_mpi.py", "CartPole"),
+}
+
+
+def speeds(section: str | None = None) -> dict[tuple[str, str], dict[str, dict[str, str]]]:
+    """Of throughput.csv, by section and work: the latest row of each system."""
+    works: dict[tuple[str, str], dict[str, dict[str, str]]] = {}
+    for row in read(RESULTS / "throughput.csv"):
+        if section in (None, row["section"]):
+            works.setdefault((row["section"], row["work"]), {})[row["system"]] = row
+    return works
+
+
+def peer_of(systems: dict[str, dict[str, str]]) -> dict[str, str] | None:
+    """The row of the first system that is not ours."""
+    return next((row for name, row in systems.items() if not name.startswith("ours")), None)
+
+
+def compared() -> list[tuple[str, str, dict[str, str], dict[str, str]]]:
+    """(script, work, our row, a peer's row) of each work that was measured with both: our fastest,
+    but of no earlier version."""
+    found = []
+    for (section, work), systems in speeds().items():
+        script, task = SYSTEMS[section]
+        peer = peer_of(systems)
+        ours = [row for name, row in systems.items() if name.startswith("ours") and "old" not in name]
+        if peer and ours:
+            best = max(ours, key=lambda row: float(row["median"]))
+            how = best["system"].removeprefix("ours")  # "", or ", sequences of 16"
+            found.append((script, f"{task}, {work}{how}", best, peer))
+    return found
+
+
+def figures() -> str:
+    """README's table. Returns are interquartile means over seeds with 95 % intervals, speeds
+    medians; beside them the same script without memory, and the peer on the same work."""
+    lines = ["| script | measured | ours | without memory | other |", "|---|---|---|---|---|"]
+    runs: dict[str, dict[str, list[dict[str, str]]]] = {}
+    for row in read(RESULTS / "learning.csv"):
+        if not row["error"]:
+            runs.setdefault(row["task"], {}).setdefault(row["method"], []).append(row)
+    for task, methods in runs.items():
+        whole = [m for m, rows in methods.items() if rows[0]["script"] in SCRIPTS and m != "ablated"]
+        if not whole:
+            continue
+        ours, shown = whole[0], {}
+        for method, rows in methods.items():
+            mean, low, high = interval(np.array([float(row["eval_mean"]) for row in rows]))
+            shown[method] = f"{mean:.1f} [{low:.1f}, {high:.1f}], {len(rows)} seeds"
+        first = methods[ours][0]
+        others = "; ".join(f"{m}: {shown[m]}" for m in methods if m not in (ours, "ablated"))
+        measured = f"{task}: return after {int(first['steps']):,} steps"
+        cells = first["script"], measured, shown[ours], shown.get("ablated", ""), others
+        lines.append(f"| {' | '.join(cells)} |")
+    for script, work, row, peer in compared():
+        own, theirs = float(row["median"]), float(peer["median"])
+        other = f"{peer['system']}: {theirs:,.0f}, {own / theirs:.1f} times slower"
+        lines.append(f"| {script} | {work}: steps a second | {own:,.0f} | | {other} |")
+    return "\n".join(lines)
+
+
+SCRIPTS = {script for script, _ in SYSTEMS.values()}
+
+
+def overview(out: Path, text: str, task: str = "cartpole-masked") -> None:
+    """README's picture: the same script with and without memory, and speeds beside peers'."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9.2, 3.2), width_ratios=[1, 0.9])
+    names = {"lstm": "with its LSTM", "ablated": "without memory"}
+    drawn = sorted(returns(task).items(), reverse=True)
+    for (method, (_, steps, (mean, low, high))), color in zip(drawn, COLORS):
+        left.plot(steps, mean, color=color, linewidth=2)
+        left.fill_between(steps, low, high, color=color, alpha=0.25, linewidth=0)
+        above = mean[-1] > 250
+        left.text(steps[-1], mean[-1] + (-75 if above else 25), names[method], color=color, ha="right")
+    left.set_title("CartPole without velocities: return", color=text, fontsize=11)
+    left.set_xlabel("environment steps", color=text)
+    left.set_ylim(0, 520)
+    left.xaxis.set_major_formatter(EngFormatter(sep=""))
+    bars = [(f"{script}\n{work.replace(', ', chr(10), 1)}", float(a["median"]) / float(b["median"]), b["system"])
+            for script, work, a, b in compared()][::-1]  # fmt: skip
+    for i, (_, ratio, peer) in enumerate(bars):
+        right.barh(i, ratio, color=COLORS[0], height=0.55)
+        right.text(ratio, i, f" {ratio:.1f} × {peer}", va="center", color=text)
+    right.set_yticks(range(len(bars)), [label for label, *_ in bars], fontsize=9)
+    right.set_xlim(0, 1.9 * max(ratio for _, ratio, _ in bars))
+    right.set_ylim(-0.6, max(len(bars), 2) - 0.4)
+    right.axvline(1, color=GREY, linewidth=1, linestyle=":")
+    right.set_title("Training speed on the same work, 1 core", color=text, fontsize=11)
+    right.set_xlabel("times the peer's steps a second", color=text)
+    for axis in left, right:
+        axis.tick_params(colors=text)
+        axis.spines[:].set_color(GREY)
+        axis.spines[["top", "right"]].set_visible(False)
+    left.grid(color=GREY, alpha=0.25)
+    figure.tight_layout()
+    description = {"Date": None, "Description": digest()}
+    figure.savefig(out, transparent=True, metadata=description)
+    plt.close(figure)
+
+
+def digest() -> str:
+    """Of what README's picture shows, which its file holds: a test sees when it is out of date."""
+    shown = [row for row in read(RESULTS / "curves.csv") if row["task"] == "cartpole-masked"]
+    shown += [row for _, _, *rows in compared() for row in rows]
+    return "of results " + hashlib.sha256(repr(shown).encode()).hexdigest()[:16]
+
+
+def readme() -> None:
+    """Writes README's table between its markers, and its picture for light and dark pages."""
+    for scheme, text in ("light", "#404040"), ("dark", "#d0d0d0"):
+        overview(ROOT / f"docs/img/readme-{scheme}.svg", text)
+    path = ROOT / "README.md"
+    table = f"\\1\n\n{figures()}\n\n\\2"
+    path.write_text(re.sub(MARKERS, table, path.read_text(), flags=re.S))
+
+
+MARKERS = r"(<!-- figures: [^>]*-->).*?(<!-- end of figures -->)"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=["curves", "table"])
-    parser.add_argument("tasks", nargs="+", metavar="TASK")
+    parser.add_argument("what", choices=["curves", "table", "readme"])
+    parser.add_argument("tasks", nargs="*", metavar="TASK")
     parser.add_argument("--methods", nargs="+", help="of the curves; default: all")
     parser.add_argument("--results", type=Path, default=RESULTS, help="directory of the CSV files")
     parser.add_argument("--out", type=Path, help="an .svg file, or a table's file")
     options = parser.parse_args()
+    if options.what == "readme":
+        return readme()
+    if not options.tasks:
+        parser.error("which TASK?")
     if options.what == "curves":
         out = options.out or Path(f"{options.tasks[0]}.svg")
         curves(options.tasks, out, options.methods, options.results)
