@@ -1,0 +1,299 @@
+"""Draws docs/img/*.svg: python docs/drawings.py
+
+Each is plain SVG, 400 units wide so that it can be read on a phone, with colours for light and for
+dark pages in one file. The same text gives the same file, byte for byte.
+"""
+
+import math
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+IMAGES = Path(__file__).resolve().parent / "img"
+WIDTH, SHOWN = 400, 540  # units; pixels on a wide page
+
+LIGHT = {
+    "ink": "#1f2937", "soft": "#5b6472", "line": "#94a3b8", "pad": "#f1f5f9",
+    "blue": "#dbeafe", "blue-line": "#2563eb", "orange": "#ffe4c7", "orange-line": "#d9580b",
+    "green": "#d5f5e0", "green-line": "#15803d", "violet": "#efe3ff", "violet-line": "#8b3fd9",
+}  # fmt: skip
+DARK = {
+    "ink": "#e6e9ee", "soft": "#a3adba", "line": "#64748b", "pad": "#262d38",
+    "blue": "#1d3a63", "blue-line": "#6ba8fb", "orange": "#55300f", "orange-line": "#fb9a4b",
+    "green": "#16442b", "green-line": "#4ade80", "violet": "#41285f", "violet-line": "#c590ff",
+}  # fmt: skip
+KINDS = "blue", "orange", "green", "violet"
+
+
+def style(colours: dict[str, str]) -> str:
+    rules = [f"text{{fill:{colours['ink']}}}.soft{{fill:{colours['soft']}}}"]
+    rules += [f".pad{{fill:{colours['pad']};stroke:{colours['line']}}}"]
+    rules += [f".line{{stroke:{colours['line']}}}.head-line{{fill:{colours['line']}}}"]
+    for kind in KINDS:
+        line = colours[f"{kind}-line"]
+        rules += [f".{kind}{{fill:{colours[kind]};stroke:{line}}}.of-{kind}{{fill:{line}}}"]
+        rules += [f".to-{kind}{{stroke:{line}}}.head-{kind}{{fill:{line}}}"]
+    return "".join(rules)
+
+
+class Drawing:
+    """Elements in the order in which they are drawn."""
+
+    def __init__(self, name: str, height: int, description: str):
+        self.name, self.height, self.description = name, height, description
+        self.elements: list[str] = []
+        self.heads: set[str] = set()
+
+    def text(self, x: float, y: float, words: str, kind: str = "", size: float = 12, anchor: str = "middle", bold=False):
+        attributes = f' class="{kind}"' * bool(kind) + ' font-weight="600"' * bool(bold)
+        attributes += f' font-size="{size:g}"' * (size != 12) + f' text-anchor="{anchor}"' * (anchor != "middle")
+        self.elements.append(f'<text x="{x:g}" y="{y:g}"{attributes}>{escape(words)}</text>')
+
+    def box(self, x: float, y: float, width: float, height: float, kind: str, words: str = "", size: float = 11, radius: float = 4, dash=False):
+        self.elements.append(
+            f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="{radius:g}" class="{kind}"'
+            + ' stroke-dasharray="3 3"' * dash
+            + "/>"
+        )
+        lines = words.split("\n")
+        for i, line in enumerate(lines if words else []):
+            middle = y + height / 2 + 0.36 * size + (i - (len(lines) - 1) / 2) * 1.2 * size
+            self.text(x + width / 2, round(middle, 1), line, size=size)
+
+    def path(self, d: str, kind: str = "line", head=False, dash=False, width: float = 1.4):
+        colour = kind.removeprefix("to-")
+        self.heads |= {colour} if head else set()
+        self.elements.append(
+            f'<path d="{d}" class="{kind}" fill="none" stroke-width="{width:g}"'
+            + ' stroke-dasharray="4 3"' * dash
+            + f' marker-end="url(#{colour})"' * head
+            + "/>"
+        )
+
+    def svg(self) -> str:
+        markers = "".join(
+            f'<marker id="{c}" viewBox="0 0 8 8" refX="6.5" refY="4" markerWidth="8" markerHeight="8"'
+            f' markerUnits="userSpaceOnUse" orient="auto"><path d="M0 0.6L7.5 4L0 7.4z" class="head-{c}"/></marker>'
+            for c in sorted(self.heads)
+        )
+        size = f'width="{SHOWN}" height="{round(self.height * SHOWN / WIDTH)}" viewBox="0 0 {WIDTH} {self.height}"'
+        font = 'font-family="system-ui,-apple-system,Segoe UI,Roboto,Helvetica,Arial,sans-serif" font-size="12"'
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" {size} {font} text-anchor="middle" role="img">\n'
+            f"<title>{escape(self.description)}</title>\n"
+            f"<style>{style(LIGHT)}@media(prefers-color-scheme:dark){{{style(DARK)}}}</style>\n"
+            f"<defs>{markers}</defs>\n" * 1 + "\n".join(self.elements) + "\n</svg>\n"
+        )
+
+
+def time_steps() -> Drawing:
+    """The end of an episode: steps 2 to 4, the final step 5, and the next episode."""
+    d = Drawing("time-steps", 318, "Time steps at the end of an episode: the final step, truncation and reset")
+    left, column, ts = 84, 52, range(2, 8)
+
+    def x(t: float) -> float:
+        return left + (t - 2) * column + column / 2
+
+    d.box(left + 3 * column, 8, column, 302, "orange", radius=7, dash=True)
+    d.text(4, 26, "time step t", "soft", anchor="start")
+    for t in ts:
+        d.text(x(t), 26, f"{t}", bold=True)
+    rows = [
+        ("observation", 38, ["A", "A", "A", "A's\nlast", "B's\nfirst", "B"]),
+        ("action", 78, ["played", "played", "played", "ignored", "played", "played"]),
+        ("reward", 108, ["r₂", "r₃", "r₄", "0", "r₆", "r₇"]),
+    ]
+    for name, y, cells in rows:
+        height = 34 if name == "observation" else 24
+        d.text(4, y + height / 2 + 4, name, "soft", anchor="start")
+        for t, words in zip(ts, cells):
+            kind = "orange" if t == 5 else "blue" if t < 5 else "green"
+            if name == "observation":
+                d.box(x(t) - 22, y, 44, height, kind, words)
+            else:
+                d.text(x(t), y + height / 2 + 4, words, "of-orange" if t == 5 else "", 11.5)
+    d.text(4, 150, "truncated", "soft", anchor="start")
+    d.text(4, 174, "final", "soft", anchor="start")
+    for t in ts:
+        d.text(x(t), 150, "yes" if t == 4 else "·", bold=t == 4)
+        d.text(x(t), 174, "yes" if t == 5 else "·", "of-orange" if t == 5 else "", bold=t == 5)
+    d.text(4, 208, "LSTM state", "soft", anchor="start")
+    d.text(4, 222, "before it", "soft", anchor="start")
+    for t, height in zip(ts, [14, 22, 28, 34, 0, 10]):
+        kind = "blue" if t < 6 else "green"
+        if height:
+            d.box(x(t) - 13, 226 - height, 26, height, kind, radius=2)
+        else:
+            d.text(x(t), 223, "zero", size=11.5, bold=True)
+    d.path(f"M{left} 226H{left + 6 * column}")
+    d.text(4, 252, "in the loss", "soft", anchor="start")
+    for t in ts:
+        d.text(x(t), 252, "no" if t == 5 else "yes", "of-orange" if t == 5 else "", bold=t == 5)
+    d.path(f"M{x(5)} 262C{x(5)} 282 {x(4)} 282 {x(4)} 264", "to-orange", head=True, width=1.8)
+    d.text(x(4.5), 298, "its value bootstraps step 4", "of-orange", 11.5)
+    return d
+
+
+ENDS = [[], [5], [3, 9]]  # steps that are final, of three environments
+STEPS = 12
+
+
+def replay() -> Drawing:
+    """The same rollout three times: the loop, padding, and the fused reset."""
+    d = Drawing("replay", 420, "Three ways to replay a rollout: a loop over time, padding, and the fused reset")
+    cell, left = 30, 20
+
+    def kind(n: int, t: int) -> str:
+        episode = sum(end < t for end in ENDS[n])
+        return ("blue", "green", "violet")[(n + episode) % 3]
+
+    def row(n: int, steps, y: float, at: int = 0, gap: float = 0, mark=True):
+        for i, t in enumerate(steps):
+            final = t in ENDS[n]
+            x = left + (at + i) * cell
+            d.box(x + 1 + gap, y, cell - 2 - 2 * gap, 16, "orange" if final else kind(n, t), "reset" if final and mark else "", 8.5, 3)
+
+    d.text(4, 16, "A loop: 12 calls, one after the other", anchor="start", bold=True)
+    for n in range(3):
+        row(n, range(STEPS), 28 + 20 * n, gap=2)
+    for t in range(STEPS):
+        d.box(left + t * cell + 0.5, 24, cell - 1, 64, "line", radius=5)
+        d.elements[-1] = d.elements[-1].replace("/>", ' fill="none"/>')
+    d.text(4, 116, "Padding: 1 call, but 72 cells for 36 steps", anchor="start", bold=True)
+    y, pieces = 126, 0
+    for n, ends in enumerate(ENDS):
+        starts = [0, *(end + 1 for end in ends)]
+        for first, last in zip(starts, [*ends, STEPS - 1]):
+            row(n, range(first, last + 1), y, mark=False)
+            for t in range(last + 1 - first, STEPS):
+                d.box(left + t * cell + 1, y, cell - 2, 16, "pad", "0", 9, 3, dash=True)
+            y, pieces = y + 20, pieces + 1
+    assert pieces * STEPS == 72
+    d.box(left - 4, 122, STEPS * cell + 8, 20 * pieces + 4, "line", radius=6)
+    d.elements[-1] = d.elements[-1].replace("/>", ' fill="none"/>')
+    d.text(4, 278, "Here: 1 call, 36 cells; a final step is the reset", anchor="start", bold=True)
+    for n in range(3):
+        row(n, range(STEPS), 292 + 20 * n)
+    d.box(left - 4, 287, STEPS * cell + 8, 66, "line", radius=6)
+    d.elements[-1] = d.elements[-1].replace("/>", ' fill="none"/>')
+    d.path(f"M{left} 368H{left + STEPS * cell - 2}", head=True)
+    d.text(left + STEPS * cell / 2, 384, "time steps of 3 environments", "soft", 11.5)
+    d.text(left + STEPS * cell / 2, 402, "A colour is an episode. Orange: its final step, which no loss reads.", "soft", 10.5)
+    return d
+
+
+def minibatches() -> Drawing:
+    """Eight sequences of a rollout of 8 steps and 4 environments, in 4 minibatches."""
+    d = Drawing("minibatches", 350, "A rollout cut into sequences, shuffled into minibatches of whole sequences")
+    cell, left, batches = 40, 54, [[0, 6], [3, 5], [1, 4], [2, 7]]
+    of = {s: KINDS[b] for b, batch in enumerate(batches) for s in batch}
+
+    def sequence(s: int, x: float, y: float, size: float):
+        for t in range(4):
+            d.box(x + t * size + 1, y, size - 2, 22, of[s], f"{t + 4 * (s % 2)}", 10, 3)
+        d.elements.append(f'<circle cx="{x - 1:g}" cy="{y + 11:g}" r="4" class="{of[s]}" stroke-width="2"/>')
+
+    d.text(4, 18, "8 steps of 4 environments, in sequences of 4", anchor="start", bold=True)
+    for n in range(4):
+        d.text(4, 48 + 28 * n, f"env {n}", "soft", 11.5, anchor="start")
+        for half in range(2):
+            sequence(2 * n + half, left + half * (4 * cell + 12), 33 + 28 * n, cell)
+    d.text(200, 160, "Circles: the LSTM's state, stored when the sequence began", "soft", 10.5)
+    d.path("M36 172V198", head=True, width=1.8)
+    d.text(48, 189, "shuffle the sequences, keep the order of their steps", "soft", 10.5, anchor="start")
+    d.text(4, 222, "4 minibatches of 2 whole sequences", anchor="start", bold=True)
+    for b, batch in enumerate(batches):
+        x, y = 16 + (b % 2) * 196, 236 + (b // 2) * 58
+        for i, s in enumerate(batch):
+            sequence(s, x, y + 24 * i, 41)
+    return d
+
+
+def ranks() -> Drawing:
+    """What three ranks do on their own, and together."""
+    d = Drawing("ranks", 330, "Three MPI ranks: rollouts of their own, one averaged gradient, the same weights")
+    for r in range(3):
+        x, kind = 6 + r * 132, ("blue", "green", "violet")[r]
+        d.text(x + 62, 18, f"rank {r}", bold=True)
+        d.box(x, 28, 124, 34, kind, "its environments")
+        d.path(f"M{x + 62} 62V78", f"to-{kind}", head=True)
+        d.box(x, 80, 124, 34, kind, "its rollout")
+        d.path(f"M{x + 62} 114V130", f"to-{kind}", head=True)
+        d.box(x, 132, 124, 34, kind, f"gradient g{'₀₁₂'[r]}")
+        d.path(f"M{x + 62} 166V188", f"to-{kind}", head=True)
+        d.path(f"M{x + 62} 228V248", "to-orange", head=True)
+        d.box(x, 250, 124, 34, kind, "Adam's step")
+    d.box(6, 190, 388, 38, "orange", "allreduce: g = (g₀ + g₁ + g₂) / 3", 13)
+    d.text(200, 308, "The same g, the same Adam: the same weights, bit for bit", "soft", 11.5)
+    return d
+
+
+def trust_region() -> Drawing:
+    """A Gaussian policy of one action, mean 0 and standard deviation 1: its parameters are m and
+    log s. KL(old, new) = log s + (1 + m^2) / (2 s^2) - 1/2, and its Hessian there is diag(1, 2)."""
+    d = Drawing("trust-region", 388, "The trust region, the natural gradient's step and the line search")
+    target, gradient = 0.2, (0.45, -1.0)
+
+    def kl(m: float, log_s: float) -> float:
+        return log_s + (1 + m * m) / (2 * math.exp(2 * log_s)) - 0.5
+
+    def place(m: float, log_s: float) -> tuple[float, float]:
+        return 164 + 200 * m, 150 - 225 * log_s
+
+    def outline(radius) -> str:
+        points = []
+        for i in range(73):
+            angle = 2 * math.pi * i / 72
+            r = radius(math.cos(angle), math.sin(angle))
+            points.append("{:.1f} {:.1f}".format(*place(r * math.cos(angle), r * math.sin(angle))))
+        return "M" + "L".join(points) + "z"
+
+    def true_radius(c: float, s: float) -> float:
+        low, high = 0.0, 3.0
+        for _ in range(60):  # bisection
+            middle = (low + high) / 2
+            low, high = (middle, high) if kl(middle * c, middle * s) < target else (low, middle)
+        return low
+
+    d.path(outline(true_radius), "green", width=1.8)
+    d.elements[-1] = d.elements[-1].replace(' fill="none"', "")
+    d.path(outline(lambda c, s: math.sqrt(2 * target / (c * c + 2 * s * s))), "to-blue", dash=True, width=1.8)
+    natural = gradient[0], gradient[1] / 2  # F^-1 g
+    scale = math.sqrt(2 * target / (natural[0] ** 2 + 2 * natural[1] ** 2))
+    step = natural[0] * scale, natural[1] * scale
+    x0, y0 = place(0, 0)
+    gx, gy = place(gradient[0] * 0.3, gradient[1] * 0.3)
+    d.path(f"M{x0:g} {y0:g}L{gx:.1f} {gy:.1f}", head=True, width=2)
+    d.text(gx - 12, gy - 8, "gradient g", "soft", 11.5, anchor="end")
+    fractions = [0.8**i for i in range(10)]
+    refused = [f for f in fractions if kl(f * step[0], f * step[1]) >= target]
+    taken = fractions[len(refused)]
+    ex, ey = place(*step)
+    d.path(f"M{x0:g} {y0:g}L{ex:.1f} {ey:.1f}", "to-blue", width=2)
+    for f in [*refused, taken]:
+        x, y = place(f * step[0], f * step[1])
+        kind = "green" if f == taken else "orange"
+        d.elements.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5.5" class="{kind}" stroke-width="2"/>')
+        right, up = 284, y - 22 if f == taken else y + 18
+        d.path(f"M{x + 7:.1f} {y:.1f}L{right - 5:g} {up:.1f}", f"to-{kind}", width=1)
+        d.text(right, round(up, 1), "whole step" if f == 1 else f"{f:.3g} of the step", f"of-{kind}", 11, anchor="start", bold=True)
+        words = f"KL {kl(f * step[0], f * step[1]):.2f}: {'taken' if f == taken else 'refused'}"
+        d.text(right, round(up + 14, 1), words, f"of-{kind}", 11, anchor="start")
+    d.elements.append(f'<circle cx="{x0:g}" cy="{y0:g}" r="4.5" class="pad" stroke-width="2"/>')
+    d.text(x0 - 10, y0 - 8, "old policy", size=11.5, anchor="end")
+    d.path("M14 318V12", head=True)
+    d.path("M14 318H388", head=True)
+    d.text(22, 22, "log standard deviation", "soft", 11, anchor="start")
+    d.text(388, 334, "mean of the action", "soft", 11, anchor="end")
+    d.path("M16 355H44", "to-blue", dash=True, width=1.8)
+    d.text(52, 359, f"s′Fs / 2 = {target:g}: as far as F expects to go", size=11.5, anchor="start")
+    d.path("M16 377H44", "to-green", width=1.8)
+    d.text(52, 381, f"KL = {target:g}: the trust region", size=11.5, anchor="start")
+    return d
+
+
+DRAWINGS = time_steps, replay, minibatches, ranks, trust_region
+
+if __name__ == "__main__":
+    for draw in DRAWINGS:
+        drawing = draw()
+        (IMAGES / f"{drawing.name}.svg").write_text(drawing.svg())

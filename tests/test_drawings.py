@@ -1,0 +1,50 @@
+"""The drawings of docs/img are what docs/drawings.py draws, and fit their frames."""
+
+import re
+import sys
+from xml.etree import ElementTree
+
+import pytest
+from conftest import ROOT
+
+sys.path.insert(0, str(ROOT / "docs"))
+import drawings  # noqa: E402
+
+
+@pytest.mark.parametrize("draw", drawings.DRAWINGS, ids=lambda draw: draw.__name__)
+def test_a_drawing_is_the_committed_file_and_fits(draw):
+    drawing = draw()
+    assert (drawings.IMAGES / f"{drawing.name}.svg").read_text() == drawing.svg()
+    root = ElementTree.fromstring(drawing.svg())
+    tag = "{http://www.w3.org/2000/svg}"
+    assert root.find(f"{tag}title").text and "prefers-color-scheme:dark" in root.find(f"{tag}style").text
+    for text in root.iter(f"{tag}text"):
+        size, x, y = float(text.get("font-size", 12)), float(text.get("x")), float(text.get("y"))
+        width = len(text.text) * size * (0.57 if text.get("font-weight") is None else 0.64)  # a wide font's
+        left = x if text.get("text-anchor") == "start" else x - width if text.get("text-anchor") == "end" else x - width / 2
+        assert size >= 8.5 and 0 <= left and left + width <= drawings.WIDTH + 6, text.text
+        assert size < y < drawing.height, text.text
+    for box in root.iter(f"{tag}rect"):
+        x, y, width, height = (float(box.get(name)) for name in ("x", "y", "width", "height"))
+        assert 0 <= x and x + width <= drawings.WIDTH and 0 <= y and y + height <= drawing.height
+
+
+def test_both_palettes_are_readable():
+    """WCAG's contrast of at least 4.5 between words and what they stand on."""
+
+    def luminance(colour):
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        parts = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+        return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
+
+    def contrast(one, other):
+        low, high = sorted((luminance(one), luminance(other)))
+        return (high + 0.05) / (low + 0.05)
+
+    for colours, page in (drawings.LIGHT, "#ffffff"), (drawings.DARK, "#1e2129"):
+        assert all(re.fullmatch("#[0-9a-f]{6}", colour) for colour in colours.values())
+        for words in "ink", "soft":
+            assert contrast(colours[words], page) >= 4.5
+        for kind in drawings.KINDS:
+            assert contrast(colours["ink"], colours[kind]) >= 4.5
+        assert contrast(colours["orange-line"], page) >= 3.5
