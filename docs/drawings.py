@@ -139,7 +139,7 @@ STEPS = 12
 
 def replay() -> Drawing:
     """The same rollout three times: the loop, padding, and the fused reset."""
-    d = Drawing("replay", 420, "Three ways to replay a rollout: a loop over time, padding, and the fused reset")
+    d = Drawing("replay", 428, "Three ways to replay a rollout: a loop over time, padding, and the fused reset")
     cell, left = 30, 20
 
     def kind(n: int, t: int) -> str:
@@ -177,7 +177,8 @@ def replay() -> Drawing:
     d.elements[-1] = d.elements[-1].replace("/>", ' fill="none"/>')
     d.path(f"M{left} 368H{left + STEPS * cell - 2}", head=True)
     d.text(left + STEPS * cell / 2, 384, "time steps of 3 environments", "soft", 11.5)
-    d.text(left + STEPS * cell / 2, 402, "A colour is an episode. Orange: its final step, which no loss reads.", "soft", 10.5)
+    d.text(left + STEPS * cell / 2, 402, "A colour is an episode.", "soft", 11)
+    d.text(left + STEPS * cell / 2, 418, "Orange: its final step, whose output no loss reads.", "soft", 11)
     return d
 
 
