@@ -1,0 +1,293 @@
+"""The exercises of docs/exercises: each diff fits the script of today, and does what its page says."""
+
+import csv
+import json
+import subprocess
+import sys
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from conftest import MODULES, ROOT, awkward_ends, toy
+from gymnasium import spaces
+
+sys.path.insert(0, str(ROOT / "docs/exercises"))
+import run as exercises  # noqa: E402
+
+T, N = 24, 6
+SIZES = dict(num_steps=T, num_envs=N, total_timesteps=2 * T * N, update_epochs=2)
+SHORT = "--mask-velocity --num-envs 4 --num-steps 32 --num-minibatches 2 --hidden-size 8".split()
+COMPARED = "lstm.cell.weight_hh", "lstm.cell.weight_ih", "actor.weight", "critic.weight"
+
+
+@pytest.fixture
+def changed(tmp_path_factory, monkeypatch):
+    """Applies an exercise; returns the name under which `watch` finds the module."""
+
+    def load(name):
+        module = exercises.load(name, tmp_path_factory.mktemp(name))
+        monkeypatch.setitem(MODULES, module.__name__, module)
+        return module.__name__
+
+    return load
+
+
+class Steady(gym.Env):
+    """Always the same observation, always a reward of 1; truncated with probability 0.2."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (1,)), spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.ones(1, np.float32), {}
+
+    def step(self, action):
+        return np.ones(1, np.float32), 1.0, False, bool(self.np_random.random() < 0.2), {}
+
+
+gym.register("Steady-v0", Steady, disable_env_checker=True)
+
+
+def ratios(seen):
+    """Of the first minibatch of every update."""
+    per_update = len(seen.losses) // len(seen.logs)
+    return [(loss[0] - loss[1]).exp() for loss in seen.losses[::per_update]]
+
+
+@pytest.mark.parametrize("name", exercises.EXERCISES)
+def test_a_page_has_a_question_a_diff_a_command_a_hint_and_an_answer(name):
+    page = exercises.EXERCISES[name]
+    text = page.read_text()
+    assert text.startswith(f"# {int(page.name[:2])}. ")
+    parts = ["```diff\n", "**Predict.**", "```bash\n", "<summary>Hint</summary>", "<summary>Answer</summary>"]
+    places = [text.index(part) for part in parts]
+    assert places == sorted(places) and all(text.count(part) == 1 for part in parts)
+    assert f"python docs/exercises/run.py {name} --seeds 1:3 --env-id CartPole-v1" in text
+    diff = text.split("```diff\n")[1].split("```")[0].splitlines()
+    assert max(map(len, diff)) <= 101 and sum(line[:1] == "+" for line in diff) <= 22
+    assert f"{{{{ exercise {name} }}}}" in text
+    index = (ROOT / "docs/exercises.md").read_text()
+    assert index.count(f"(exercises/{page.name})") == 1
+
+
+def test_pages_are_numbered_and_a_diff_that_does_not_fit_is_an_error(tmp_path, monkeypatch):
+    numbers = [int(page.name[:2]) for page in exercises.EXERCISES.values()]
+    assert numbers == [*range(1, len(numbers) + 1)] and len(numbers) == 11
+    for line in "-    no such line", "-            )":
+        page = tmp_path / "01_wrong.md"
+        page.write_text(f"```diff\n@@ train @@\n{line}\n+    x = 1\n```\n")
+        monkeypatch.setitem(exercises.EXERCISES, "wrong", page)
+        with pytest.raises(ValueError, match="wrong: in rppo_lstm.py"):
+            exercises.changed("wrong")
+
+
+def test_unchanged_is_the_script():
+    assert exercises.changed("unchanged") == (ROOT / "rppo_lstm.py").read_text()
+
+
+@pytest.mark.parametrize("name", exercises.EXERCISES)
+def test_a_changed_script_trains_resumes_and_says_what_it_is(name, tmp_path, monkeypatch):
+    """As benchmarks/learning.py starts, resumes and evaluates it: --resume has no name before it."""
+    monkeypatch.chdir(tmp_path)
+    first = [name, *SHORT, "--seq-len", "8", "--total-timesteps", "200", "--run-name", "run"]
+    for flags in first, ["--resume", "runs/run", "--total-timesteps", "400", "--seed", "2"]:
+        monkeypatch.setattr(sys, "argv", ["docs/exercises/run.py", *flags])
+        exercises.main()
+    saved = torch.load(tmp_path / "runs/run/agent.pt", weights_only=True)
+    result = json.loads((tmp_path / "runs/run/result.json").read_text())
+    assert saved["script"] == f"rppo_lstm_{name}" and saved["args"]["seed"] == 2
+    assert 400 <= result["global_step"] == saved["step"] and len(result["evaluation"]) == 10
+
+
+def test_wrong_names_and_runs_are_refused_in_one_line(tmp_path):
+    command = [sys.executable, str(ROOT / "docs/exercises/run.py")]
+    for flags, error in (["lstm"], "error: lstm is not one of unchanged, no_bootstrap"), (["--resume", "x"], "error: x/agent.pt"):
+        done = subprocess.run([*command, *flags], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode and done.stderr.strip().split("\n")[-1].startswith(error), done.stderr
+
+
+def test_seeds_compare_with_the_script(tmp_path):
+    flags = [*SHORT, "--env-id", "CartPole-v1", "--total-timesteps", "200", "--eval-episodes", "2"]
+    command = [sys.executable, str(ROOT / "docs/exercises/run.py"), "adamw", "--seeds", "3:3"]
+    done = subprocess.run([*command, "--out", "out.csv", *flags], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    with open(tmp_path / "out.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["change"], row["seed"]) for row in rows] == [("unchanged", "3"), ("adamw", "3")]
+    assert all(row["task"] == " ".join(flags) and float(row["eval_mean"]) >= 8 for row in rows)
+    assert len(done.stdout.splitlines()) == 2 and "seed 3, adamw: return" in done.stdout
+
+
+@pytest.mark.parametrize("name,value", [("unchanged", 5.0), ("no_bootstrap", 1 / (1 - 0.8 * 0.8))])
+def test_no_bootstrap(name, value, changed, watch):
+    """A reward of 1 for ever is worth 1 / (1 - gamma) = 5. Cut with probability 0.2, and not
+    bootstrapped, it is worth 1 / (1 - 0.8 gamma)."""
+    seen = watch(changed(name), "Steady-v0", num_envs=8, num_steps=64, num_minibatches=4, gamma=0.8,
+                 total_timesteps=12_000, learning_rate=0.01, norm_reward=False)  # fmt: skip
+    (_, values, *_), _ = seen.gae[-1]
+    assert abs(values.mean() - value) <= 0.3
+
+
+def test_single_steps(changed, watch):
+    """It is --seq-len 1 to the bit: one step at a time, each from its stored state."""
+    ours, flag = watch(changed("single_steps"), toy(), **SIZES), watch("rppo_lstm", toy(), seq_len=1, **SIZES)
+    whole = watch("rppo_lstm", toy(), **SIZES)
+    assert {inputs[0].shape for inputs, *_ in ours.replays} == {(1, T * N // 3, 3)}
+    assert all((ratio - 1).abs().max() <= 1e-5 for ratio in ratios(ours))
+    for name in COMPARED:
+        ours_, flag_, whole_ = (x.agent.get_parameter(name) for x in (ours, flag, whole))
+        assert torch.equal(ours_, flag_) and not torch.equal(ours_, whole_)
+
+
+def test_carry_state(changed, watch):
+    """The state after a final step is what the LSTM made of it, in acting and in replay."""
+    seen, ends = watch(changed("carry_state"), toy(), **SIZES), 0
+    for before, after in zip(seen.steps[: T - 1], seen.steps[1:T]):
+        assert torch.equal(after[0][-1], before[1][-1])
+    for inputs, *_ in seen.replays:
+        ends += inputs[3].sum()
+    assert ends > 20 and all((ratio - 1).abs().max() <= 1e-5 for ratio in ratios(seen))
+    reset = watch("rppo_lstm", toy(), **SIZES)
+    assert any(not torch.equal(after[0][-1], before[1][-1]) for before, after in zip(reset.steps[: T - 1], reset.steps[1:T]))
+
+
+def test_adamw(changed, watch):
+    """Weights without a gradient, those of the masked velocities, shrink as the page says."""
+    for name in "adamw", "unchanged":
+        seen = watch(changed(name), "CartPole-v1", mask_velocity=True, learning_rate=0.05, **SIZES)
+        before, after = (agent.encoder[0].weight[:, [1, 3]] for agent in (seen.first, seen.agent))
+        shrink = np.prod([1 - 0.01 * lr for lr, *_ in seen.updates]) if name == "adamw" else 1.0
+        assert (after - shrink * before).abs().max() <= 1e-6 and len(seen.updates) >= 12
+        assert (shrink < 0.996) == (name == "adamw")
+
+
+@pytest.mark.parametrize("name", ["unchanged", "value_clipping"])
+def test_value_clipping(name, changed, watch):
+    """Of each step the larger error counts: of its value, or of its value held near the old one."""
+    clip, differ = 0.02, 0
+    seen = watch(changed(name), toy(), num_envs=1, num_steps=T, num_minibatches=1, total_timesteps=60,
+                 update_epochs=8, clip_coef=clip, learning_rate=0.01)  # fmt: skip
+    for number, (inputs, outputs, update) in enumerate(seen.replays):
+        valid, value = ~inputs[3][:, 0], outputs[2][:, 0]
+        arrays, advantages = seen.gae[update]
+        old = torch.from_numpy(arrays[1][:T, 0])
+        target = old + torch.from_numpy(advantages[:, 0])
+        plain = (value - target)[valid].square()
+        held = (old + (value - old).clamp(-clip, clip) - target)[valid].square()
+        expected = plain if name == "unchanged" else torch.max(plain, held)
+        logged = seen.logs[update][1][number % 8]["value_loss"]
+        assert logged == pytest.approx(0.5 * expected.mean().item(), rel=1e-4)
+        differ += not torch.allclose(plain, torch.max(plain, held))
+    assert differ >= 5
+
+
+def test_final_steps(changed, watch):
+    """Final steps count, replayed as they were played, and the critic learns gamma V of the next
+    episode there: reward 0, and nothing ends."""
+    seen = watch(changed("final_steps"), toy(), **SIZES)
+    assert {len(loss[0]) for loss in seen.losses} == {T * N // 3}
+    assert all((ratio - 1).abs().max() <= 1e-5 for ratio in ratios(seen))
+    inputs, outputs, _ = seen.replays[0]
+    final, values = inputs[3], torch.stack([y[1] for _, y in seen.steps[:T]])
+    played = torch.stack([values[:, n] for n in range(N)], 1)[final.any(1)]
+    assert final.sum() >= 4 and outputs[2][final].unique().numel() == final.sum()
+    assert all((played - value).abs().min() <= 1e-5 for value in outputs[2][final])
+    fused = watch("rppo_lstm", toy(), **SIZES)  # where the output of a final step is zero
+    inputs, outputs, _ = fused.replays[0]
+    assert (outputs[2][inputs[3]] - fused.first.critic.bias).abs().max() <= 1e-6
+
+
+def test_two_layers(changed, watch):
+    """Four rows of state; acting and replay are two LSTMs, one above the other."""
+    seen = watch(changed("two_layers"), toy(), **SIZES)
+    agent, (inputs, outputs) = seen.first, seen.steps[1]
+    assert agent.initial_state(5).shape == (4, 5, 8) == (4, 5, agent.second.cell.hidden_size)
+    obs, legal, state = inputs
+    with torch.no_grad():
+        h, c = agent.lstm.cell(agent.encoder(obs), (state[0], state[1]))
+        h2, c2 = agent.second.cell(h, (state[2], state[3]))
+        assert torch.allclose(torch.stack([h, c, h2, c2]).where(outputs[2] != 0, 0), outputs[2], atol=1e-6)
+        assert torch.allclose(agent.critic(h2)[:, 0], outputs[1], atol=1e-6)
+    assert all((ratio - 1).abs().max() <= 1e-5 for ratio in ratios(seen))
+
+
+def test_gru(changed, watch):
+    """One fused call is the loop with resets, gradients too, whatever the biases are."""
+    module = MODULES[changed("gru")]
+    torch.manual_seed(0)
+    *_, final = awkward_ends(T, N)
+    gru = module.ResetLSTM(5, 7).double()
+    assert isinstance(gru.cell, torch.nn.GRUCell)
+    for parameter in gru.parameters():
+        torch.nn.init.normal_(parameter)
+    x = torch.randn(T, N, 5, dtype=torch.double, requires_grad=True)
+    start = torch.randn(1, N, 7, dtype=torch.double).repeat(2, 1, 1)
+    state, loop = start, []
+    for t in range(T):
+        state = gru.step(x[t], state)
+        loop.append(state[0])
+        state = state.where(~final[t][:, None], 0.0)
+    weights, found = torch.randn(T, N, 7, dtype=torch.double), []
+    for h in gru(x, start, final[:T]), torch.stack(loop):
+        valid = h[~final[:T]]
+        loss = (valid * weights[~final[:T]]).sum()
+        found.append([valid.detach(), *torch.autograd.grad(loss, [x, *gru.parameters()])])
+    for fused, expected in zip(*found):
+        assert (fused - expected).abs().max() <= 1e-10 and expected.abs().max() > 0.1
+    seen = watch(module.__name__, toy(), **SIZES)
+    assert all((ratio - 1).abs().max() <= 1e-5 for ratio in ratios(seen))
+
+
+def test_overlap(changed, watch):
+    """Sequences of 8 steps begin every 4 steps, with the states stored there: the first and the
+    last 4 steps of a rollout count once in an epoch, the others twice."""
+    seen = watch(changed("overlap"), toy(), **SIZES, seq_len=8)
+    stored = torch.stack([inputs[-1] for inputs, _ in seen.steps[:T]])
+    obs = torch.stack([inputs[0] for inputs, _ in seen.steps[:T]])
+    counted, starts = torch.zeros(T), set()
+    for inputs, *_ in seen.replays[:3]:  # an epoch
+        assert inputs[0].shape == (8, 5 * N // 3, 3)
+        for b in range(5 * N // 3):
+            t, n = (obs == inputs[0][0, b]).all(-1).nonzero()[0].tolist()
+            assert torch.equal(inputs[0][:, b], obs[t : t + 8, n])
+            assert torch.equal(inputs[2][:, b], stored[t, :, n])
+            counted[t : t + 8] += 1
+            starts.add(t)
+    assert starts == {0, 4, 8, 12, 16} and counted.tolist() == [N] * 4 + [2 * N] * 16 + [N] * 4
+    assert all((ratio - 1).abs().max() <= 1e-5 for ratio in ratios(seen))
+
+
+def test_previous_action(changed, watch):
+    """Observations end with the action before; zeros where an episode begins."""
+    seen, begun = watch(changed("previous_action"), toy(), **SIZES), 0
+    assert seen.resets[0][0].shape == (N, 6) and not seen.resets[0][0][:, 3:].any()
+    done = np.zeros(N, bool)
+    for action, obs, _, terminated, truncated, _ in seen.env:
+        expected = np.eye(3)[action] * ~done[:, None]
+        assert np.array_equal(obs[:, 3:], expected)
+        begun, done = begun + done.sum(), terminated | truncated
+    assert begun > 20 and seen.agent.encoder[0].in_features == 6
+
+
+def test_recompute(changed, watch):
+    """Every epoch starts its sequences from the states that the weights of that moment have."""
+    seen = watch(changed("recompute"), toy(), **SIZES, seq_len=8)
+    stored = torch.stack([y[0][-1] for y in seen.steps[:T]])
+    obs, final = torch.stack([y[0][0] for y in seen.steps[:T]]), torch.zeros(T, N, dtype=torch.bool)
+    for t, (_, _, _, terminated, truncated, _) in enumerate(seen.env[: T - 1]):
+        final[t + 1] = torch.from_numpy(terminated | truncated)
+    for number, (inputs, *_) in enumerate(seen.replays[:6]):
+        epoch_start = seen.updates[number - number % 3][1]  # weights by name
+        seen.first.load_state_dict(epoch_start, strict=False)
+        now, states = stored[0], []
+        for t in range(T):
+            states.append(now)
+            with torch.no_grad():
+                now = seen.first.lstm.step(seen.first.encoder(obs[t]), now).where(~final[t][:, None], 0.0)
+        difference = 0.0
+        for b in range(inputs[0].shape[1]):
+            t, n = (obs == inputs[0][0, b]).all(-1).nonzero()[0].tolist()
+            assert torch.allclose(inputs[2][:, b], states[t][:, n], atol=1e-6)
+            difference += (inputs[2][:, b] - stored[t, :, n]).abs().max().item()
+        assert (difference > 1e-4) == (number >= 3)
