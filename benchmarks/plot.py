@@ -168,7 +168,7 @@ def figures() -> str:
         if not row["error"]:
             runs.setdefault(row["task"], {}).setdefault(row["method"], []).append(row)
     for task, methods in runs.items():
-        whole = [m for m, rows in methods.items() if rows[0]["script"] in SCRIPTS and m != "ablated"]
+        whole = [m for m, rows in methods.items() if is_ours(m, rows[0]["script"])]
         if not whole:
             continue
         ours, shown = whole[0], {}
@@ -182,12 +182,14 @@ def figures() -> str:
         lines.append(f"| {' | '.join(cells)} |")
     for script, work, row, peer in compared():
         own, theirs = float(row["median"]), float(peer["median"])
-        other = f"{peer['system']}: {theirs:,.0f}, {own / theirs:.1f} times slower"
+        other = f"{peer['system']}: {theirs:,.0f}; ours is {own / theirs:.1f} times as fast"
         lines.append(f"| {script} | {work}: steps a second | {own:,.0f} | | {other} |")
     return "\n".join(lines)
 
 
-SCRIPTS = {script for script, _ in SYSTEMS.values()}
+def is_ours(method: str, script: str) -> bool:
+    """Whether it is a script or a recipe with its memory, and neither a peer nor a control."""
+    return script.endswith(".py") and "peer" not in script and method not in ("ablated", "frames")
 
 
 def overview(out: Path, text: str, task: str = "cartpole-masked") -> None:
