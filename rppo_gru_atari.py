@@ -22,8 +22,7 @@ A final step counts in no loss. Its value, from the state that the GRU has there
 truncated episode. Shapes: S sequences of L steps, B of them in a minibatch; C frames in an
 observation, F features, H hidden units; K = 1 component of an action, A choices.
 
-Each process plays its share of the environments. Losses and gradients are means over the steps of
-all of them, so that every process takes the same updates.
+Each process plays its share of the environments. Losses are means over the steps of all of them.
 """
 
 import json
@@ -151,12 +150,13 @@ class NatureCNN(nn.Module):
     def __init__(self, channels: int, amp: bool):
         super().__init__()
         self.amp = amp
-        convs = [nn.Conv2d(channels, 32, 8, 4), nn.Conv2d(32, 64, 4, 2), nn.Conv2d(64, 64, 3)]
-        convs.append(nn.Conv2d(64, 512, 7))  # as large as its input: a linear layer
-        for name, parameter in nn.Sequential(*convs).named_parameters():
+        relu = nn.ReLU(inplace=True)
+        self.cnn = nn.Sequential(
+            nn.Conv2d(channels, 32, 8, 4), relu, nn.Conv2d(32, 64, 4, 2), relu,
+            nn.Conv2d(64, 64, 3), relu, nn.Conv2d(64, 512, 7), relu, nn.Flatten(),
+        )  # fmt: skip
+        for name, parameter in self.cnn.named_parameters():
             nn.init.zeros_(parameter) if "bias" in name else nn.init.orthogonal_(parameter, 2**0.5)
-        relus = [layer for conv in convs for layer in (conv, nn.ReLU(inplace=True))]
-        self.cnn = nn.Sequential(*relus, nn.Flatten())
         self.cnn.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, obs: Tensor) -> Tensor:
@@ -326,8 +326,7 @@ def train(args: Args) -> Agent:
 
         # Advantages
         valid, done = ~final[:T], terminated | truncated
-        if args.clip_rewards:
-            rewards = np.sign(rewards)
+        rewards = np.sign(rewards) if args.clip_rewards else rewards
         v = values.numpy(force=True)
         advantages = compute_gae(rewards, v, terminated, done, args.gamma, args.gae_lambda)
         returns = advantages + v[:T]
