@@ -7,9 +7,8 @@
     python trpo.py --env-id HalfCheetah-v5  # train; --help lists the flags
     python trpo.py --play runs/RUN          # watch the trained agent
 
-TRPO: Schulman et al. 2015, arXiv:1502.05477. GAE: Schulman et al. 2016, arXiv:1506.02438.
-The defaults are sb3-contrib's, but the KL divergence is the sum over an action's components, as in
-the paper, and not their mean.
+TRPO: Schulman et al. 2015, arXiv:1502.05477. GAE: Schulman et al. 2016, arXiv:1506.02438. Defaults
+are sb3-contrib's, but the KL divergence is, as in the paper, summed over an action's components.
 
 A rollout is T time steps of N environments; its arrays are (T, N, ...). When an episode ends,
 Gymnasium's vector environments return its last observation as a time step of its own:
@@ -31,7 +30,6 @@ import sys
 import time
 import traceback
 import zipfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -68,11 +66,10 @@ class Args:
     gae_lambda: float = 0.95  # lambda of generalised advantage estimation
     norm_obs: bool = True  # normalise observations by their running mean and variance
     norm_reward: bool = True  # divide rewards by the standard deviation of returns
-    normalize_advantage: bool = True  # subtract a rollout's mean, divide by its standard deviation
 
-    memory: Literal["none", "lstm"] = "none"  # lstm: between the policy's encoder and its actor
-    encoder_size: int = 64  # units of the first layers, of encoder and critic
-    hidden_size: int = 64  # units of the second layers, or of the LSTM (H)
+    encoder_size: int = 64  # units of both layers of encoder and critic
+    memory: Literal["none", "lstm"] = "none"  # between the policy's encoder and its actor
+    hidden_size: int = 64  # units of the LSTM (H)
     log_std_init: float = 0.0  # initial log standard deviation of the noise in actions
 
     target_kl: float = 0.01  # delta, the largest mean KL divergence from the old policy
@@ -81,7 +78,6 @@ class Args:
     sub_sampling_factor: int = 1  # every k-th step counts in the Fisher matrix
     line_search_shrinking_factor: float = 0.8  # of a step that the line search refuses
     line_search_max_iter: int = 10  # steps that it tries
-
     learning_rate: float = 1e-3  # of the critic's Adam
     n_critic_updates: int = 10  # the critic's passes over a rollout
     batch_size: int = 128  # steps of its minibatches
@@ -97,22 +93,17 @@ class Args:
 
 MUJOCO = dict(num_envs=2, num_steps=1024, cg_max_steps=25, n_critic_updates=20)
 PRESETS: dict[tuple, dict] = {  # better defaults for a task: (env_id, mask_velocity)
-    ("CartPole-v1", True): dict(
-        memory="lstm", total_timesteps=100_000, num_envs=8, num_steps=256, n_critic_updates=20,
-        batch_size=256, cg_damping=0.01,
-    ),
+    ("CartPole-v1", True): dict(memory="lstm", total_timesteps=100_000, num_envs=8, num_steps=256,
+        n_critic_updates=20, batch_size=256, cg_damping=0.01),
     ("Pendulum-v1", False): dict(num_envs=2, num_steps=1024, gamma=0.9, n_critic_updates=15),
     ("MountainCar-v0", False): dict(num_envs=2, num_steps=1024, n_critic_updates=20),
     ("HalfCheetah-v5", False): dict(target_kl=0.24, cg_damping=0.6, **MUJOCO),
-    ("Swimmer-v5", False): dict(
-        target_kl=0.02, cg_damping=0.2, gamma=0.9999, gae_lambda=0.99, **MUJOCO,
-    ),
+    ("Swimmer-v5", False): dict(target_kl=0.02, gamma=0.9999, gae_lambda=0.99, **MUJOCO),
     ("Hopper-v5", False): dict(target_kl=0.03, cg_damping=0.3, **MUJOCO),
     ("Walker2d-v5", False): dict(target_kl=0.06, cg_damping=0.6, **MUJOCO),
-    ("Ant-v5", False): dict(target_kl=0.08, cg_damping=0.8, log_std_init=-2.0, **MUJOCO),
 }  # fmt: skip
 FIXED = "env_id", "mask_velocity", "encoder_size", "hidden_size", "memory", "norm_obs"
-LOSSES = "kl", "improvement", "step_fraction", "expected_improvement", "line_search_success"
+LOSSES = "kl", "improvement", "expected_improvement", "step_fraction", "entropy", "value_loss"
 VELOCITIES = {"CartPole": [1, 3], "MountainCar": [1], "Pendulum": [2], "LunarLander": [2, 3, 5]}
 
 
@@ -160,31 +151,29 @@ def linear(inputs: int, outputs: int, std: float = 2**0.5) -> nn.Linear:
 
 
 class Agent(nn.Module):
-    """A policy (encoder, LSTM if there is one, actor) and a critic, which share no parameter.
-    state (2, N, H) is h and c."""
+    """A policy, and a critic, which share no parameter. state (2, N, H) is the LSTM's h and c."""
 
     def __init__(self, envs, args: Args):
         super().__init__()
         self.args, self.action_space = args, envs.single_action_space
         self.box = isinstance(self.action_space, spaces.Box)
         choices = num_choices(self.action_space)
-        self.exists = np.arange(choices.max()) < choices[:, None]  # (K, A): choices may be fewer
+        self.shape = K, A = len(choices), max(choices)  # of an action's logits
         inputs = spaces.flatdim(envs.single_observation_space)
-        E, H = args.encoder_size, args.hidden_size
-        self.obs_stats = RunningMeanStd((inputs,))
-        self.return_stats = RunningMeanStd(())
-        self.encoder = nn.Sequential(linear(inputs, E), nn.Tanh())
+        E, H = args.encoder_size, args.hidden_size if args.memory == "lstm" else 0
+        self.encoder = nn.Sequential(linear(inputs, E), nn.Tanh(), linear(E, E), nn.Tanh())
         if args.memory == "lstm":
             self.lstm = ResetLSTM(E, H)
-            inputs += H  # of the critic
-        else:
-            self.encoder.extend([linear(E, H), nn.Tanh()])
-        self.actor = linear(H, self.exists.size, std=0.01)  # logits, or the mean
+        self.actor = linear(H or E, K * A, std=0.01)  # logits, or the mean
+        missing = np.arange(A) >= choices[:, None]  # (K, A): a component may have fewer choices
+        self.actor.bias.data[missing.ravel()] = -1e9
         if self.box:
-            self.log_std = nn.Parameter(torch.full((len(choices),), args.log_std_init))
+            self.log_std = nn.Parameter(torch.full((K,), args.log_std_init))
         self.policy_parameters = [*self.parameters()]  # all but the critic's
-        self.critic = nn.Sequential(linear(inputs, E), nn.Tanh(), linear(E, H), nn.Tanh())
-        self.critic.append(linear(H, 1, std=1.0))
+        self.critic = nn.Sequential(linear(inputs + H, E), nn.Tanh(), linear(E, E), nn.Tanh())
+        self.critic.append(linear(E, 1, std=1.0))
+        self.return_stats = RunningMeanStd(())
+        self.obs_stats = RunningMeanStd((inputs,))
 
     def initial_state(self, num_envs: int) -> Tensor:
         return self.actor.weight.new_zeros(2, num_envs, self.args.hidden_size)
@@ -196,67 +185,51 @@ class Agent(nn.Module):
             obs = (centred / (self.obs_stats.var + 1e-8).sqrt()).clamp(-10, 10).to(obs.dtype)
         return obs
 
-    def log_probs(self, h: Tensor, legal: Tensor) -> Tensor:
-        """The LSTM's h (..., H), legal choices (..., K, A) -> log-probabilities (..., K, A)."""
-        logits = self.actor(h).unflatten(-1, self.exists.shape)
-        return logits.masked_fill(~legal, -1e9).log_softmax(-1)
-
-    def policy(self, h: Tensor, legal: Tensor) -> Independent:
-        """The LSTM's or encoder's h (..., H), legal choices -> distribution of actions (..., K)."""
+    def policy(self, h: Tensor) -> Independent:
+        """The policy's h (..., H) -> the distribution of actions (..., K), which `act` samples."""
         if self.box:
             normal = Normal(self.actor(h), self.log_std.exp(), validate_args=False)
             return Independent(normal, 1, validate_args=False)
-        categorical = Categorical(logits=self.log_probs(h, legal), validate_args=False)
+        logits = self.actor(h).unflatten(-1, self.shape)
+        categorical = Categorical(logits=logits, validate_args=False)
         return Independent(categorical, 1, validate_args=False)
 
-    def act(self, h: Tensor, legal: Tensor) -> Tensor:
-        """A sample (N, K) of policy(h, legal), with noise from the CPU's generator."""
-        if not self.box:
-            return sample(self.log_probs(h, legal))
-        noise = torch.randn(len(h), *self.log_std.shape).to(h.device)
-        return self.actor(h) + noise * self.log_std.exp()
+    def sample_noise(self, *shape: int) -> Tensor:
+        """Noise for `act`, from the CPU's generator, whose state agent.pt holds: (*shape, K) of
+        standard deviation exp(log_std), or Gumbel's (*shape, K, A)."""
+        if self.box:
+            return torch.randn(*shape, self.shape[0]).to(self.log_std.device) * self.log_std.exp()
+        return -torch.empty(*shape, *self.shape).exponential_().log().to(self.actor.weight.device)
+
+    def act(self, h: Tensor, noise) -> Tensor:
+        """The policy's h (N, H), noise of sample_noise -> actions (N, K), not clipped yet. A logit
+        plus Gumbel's noise is the largest with exactly the probability of its choice."""
+        x = self.actor(h)
+        return x + noise if self.box else (x.unflatten(-1, self.shape) + noise).argmax(-1)
 
     def step(self, obs: Tensor, state: Tensor):
-        """obs (N, n) -> h (N, H) for the policy, next state."""
+        """obs (N, n), state -> h (N, H) for the policy, next state."""
         x = self.encoder(self.normalize(obs))
         if self.args.memory == "none":
             return x, state
         state = self.lstm.step(x, state)
         return state[0], state
 
-    def replay(self, obs, state, final, steps) -> Tensor:
-        """Sequences: normalised obs (L, B, n), the state before them (2, B, H), final (L, B) -> h
-        (M, H) in the steps that count, whose indices steps holds. (To multiply the others by zero
-        is not enough: the ratio of an action's probabilities can overflow there.)"""
+    def forward(self, obs, state, final, every: int = 1) -> Independent:
+        """Sequences: normalised obs (L, B, n), the state before them (2, B, H), final (L, B) -> the
+        policy in every k-th of the M steps that count. (To multiply the others by zero is not
+        enough: the ratio of an action's probabilities can overflow there.)"""
         if self.args.memory == "none":
-            return self.encoder(obs[steps])
-        return self.lstm(self.encoder(obs), state, final)[steps]
-
-    def forward(self, obs, state, final, legal, steps) -> Independent:
-        """The policy in the steps that count; legal (L, B, K, A), the rest as in replay."""
-        return self.policy(self.replay(obs, state, final, steps), legal[steps])
-
-    def value(self, obs: Tensor, h: Tensor) -> Tensor:
-        """Normalised obs (..., n), h (..., H) -> value (...). The critic reads the policy's LSTM,
-        too, without sending a gradient there."""
-        x = obs if self.args.memory == "none" else torch.cat([obs, h.detach()], -1)
-        return self.critic(x).squeeze(-1)
+            return self.policy(self.encoder(obs[~final][::every]))
+        return self.policy(self.lstm(self.encoder(obs), state, final)[~final][::every])
 
     @torch.inference_mode()
     def predict(self, obs, info: dict, state: Tensor | None, deterministic: bool = True):
         """obs (N, n), info of N environments, state, None at first -> actions, next state."""
         state = self.initial_state(len(obs)) if state is None else state
-        legal = legal_choices(self.exists, info, np.zeros(len(obs), bool))
-        obs, legal = (torch.as_tensor(x, device=state.device) for x in (np.float32(obs), legal))
-        h, state = self.step(obs, state)
-        actions = self.policy(h, legal).mode if deterministic else self.act(h, legal)
+        h, state = self.step(torch.as_tensor(np.float32(obs), device=state.device), state)
+        actions = self.act(h, 0 if deterministic else self.sample_noise(len(h)))
         return to_env(actions, self.action_space), state
-
-
-def sample(logp: Tensor) -> Tensor:
-    """Log-probabilities (..., K, A) -> choices (..., K). The largest p / Exp(1) is that of a choice
-    with probability p. Noise comes from the CPU's generator, whose state agent.pt holds."""
-    return (logp.exp() / torch.empty(logp.shape).exponential_().to(logp.device)).argmax(-1)
 
 
 class RunningMeanStd(nn.Module):
@@ -303,8 +276,7 @@ def compute_gae(rewards, values, terminated, done, gamma: float, lam: float) -> 
 
 
 def surrogate(new: Independent, old: Independent, actions: Tensor, advantages: Tensor) -> Tensor:
-    """The objective (Schulman et al. 2015, eq. 14): the mean over M steps of pi(a|s) / pi_old(a|s)
-    A; actions (M, K), advantages (M,)."""
+    """The mean of pi(a|s) / pi_old(a|s) A over M steps (Schulman et al. 2015, eq. 14)."""
     ratio = (new.log_prob(actions) - old.log_prob(actions)).exp()
     return (ratio * advantages).mean()
 
@@ -321,44 +293,38 @@ def fisher_vector_product(kl_gradient: Tensor, parameters, damping: float, v: Te
 
 
 def fisher_vector_difference(agent: Agent, old, rollout, damping: float, v: Tensor) -> Tensor:
-    """The same for an LSTM, whose fused call has no second derivative: the change of the mean KL's
-    gradient along v, by a central difference. Its truncation and its rounding error are of the same
-    order at a distance of (machine epsilon)^(1/3)."""
-    parameters = agent.policy_parameters
-    theta, gradients = nn.utils.parameters_to_vector(parameters).detach(), []
+    """The same for an LSTM, whose fused call has no second derivative: a central difference of the
+    mean KL's gradient. At its distance truncation and rounding errors are of the same order."""
+    parameters, gradients = agent.policy_parameters, []
+    theta = nn.utils.parameters_to_vector(parameters).detach()
     distance = torch.finfo(v.dtype).eps ** (1 / 3) / v.norm()
     for there in theta + distance * v, theta - distance * v:
         nn.utils.vector_to_parameters(there, parameters)
-        kl = kl_divergence(old, agent(*rollout)).mean()
-        gradients.append(flat_gradient(kl, parameters))
+        gradients.append(flat_gradient(kl_divergence(old, agent(*rollout)).mean(), parameters))
     nn.utils.vector_to_parameters(theta, parameters)
     return (gradients[0] - gradients[1]) / (2 * distance) + damping * v
 
 
-def conjugate_gradient(product: Callable[[Tensor], Tensor], b: Tensor, max_steps: int) -> Tensor:
+def conjugate_gradient(product, b: Tensor, max_steps: int) -> Tensor:
     """x with A x = b, where product(v) is A v, until |b - A x|^2 < 1e-10 (Nocedal & Wright 2006,
     algorithm 5.2), or until A shows a curvature that is not positive and finite."""
     x, residual, direction = torch.zeros_like(b), b, b
-    norm = b @ b
     for _ in range(max_steps):
-        if not norm >= 1e-10:  # it may be NaN
-            break
-        image = product(direction)
+        norm, image = residual @ residual, product(direction)
         curvature = direction @ image
-        if not 0 < curvature < np.inf:
+        if not (norm >= 1e-10 and 0 < curvature < np.inf):  # either may be NaN
             break
         x = x + norm / curvature * direction
         residual = residual - norm / curvature * image
-        previous, norm = norm, residual @ residual
-        direction = residual + norm / previous * direction
+        direction = residual + residual @ residual / norm * direction
     return x
 
 
 @torch.no_grad()
 def line_search(agent: Agent, args: Args, old, rollout, actions, advantages, step: Tensor):
     """Moves the policy by the first of the fractions 1, factor, factor^2, ... of step (P,) with
-    which the surrogate improves and the mean KL is below its target -> KL, improvement, fraction.
-    If there is none, parameters stay as they are. A comparison with NaN is false, so a refusal."""
+    which the surrogate improves and the mean KL is below its target -> KL, improvement, fraction;
+    or by none of them, for a comparison with NaN is false."""
     parameters = agent.policy_parameters
     theta = nn.utils.parameters_to_vector(parameters)
     for i in range(args.line_search_max_iter):
@@ -373,39 +339,35 @@ def line_search(agent: Agent, args: Args, old, rollout, actions, advantages, ste
     return 0.0, 0.0, 0.0
 
 
-def trpo_step(agent: Agent, args: Args, rollout, actions: Tensor, advantages: Tensor):
+def trpo_step(agent: Agent, args: Args, rollout, actions: Tensor, advantages: Tensor) -> list:
     """Moves the policy along s = F^-1 g, where g is the surrogate's gradient, as far as the trust
-    region s' F s / 2 = target_kl and then the line search allow (Schulman et al. 2015, appendix C).
-    rollout is what Agent.forward takes; actions (M, K), advantages (M,) -> KL, improvement,
-    fraction of the whole step, improvement that g expected, success of the line search."""
-    parameters = agent.policy_parameters
-    *sequences, steps = rollout
-    fisher_rollout = *sequences, tuple(x[:: args.sub_sampling_factor] for x in steps)
+    region s' F s / 2 = target_kl and then the line search allow (appendix C). rollout is what
+    Agent.forward takes; actions (M, K), advantages (M,) -> figures of LOSSES."""
+    parameters, few = agent.policy_parameters, (*rollout, args.sub_sampling_factor)
     with torch.no_grad():
-        old, fisher_old = agent(*rollout), agent(*fisher_rollout)
+        old, old_few = agent(*rollout), agent(*few)
     gradient = flat_gradient(surrogate(agent(*rollout), old, actions, advantages), parameters)
     if args.memory == "none":
-        kl = kl_divergence(fisher_old, agent(*fisher_rollout)).mean()
+        kl = kl_divergence(old_few, agent(*few)).mean()
         kl_gradient = flat_gradient(kl, parameters, create_graph=True)
         product = partial(fisher_vector_product, kl_gradient, parameters, args.cg_damping)
     else:
-        difference = partial(fisher_vector_difference, agent, fisher_old, fisher_rollout)
-        product = partial(difference, args.cg_damping)
+        product = partial(fisher_vector_difference, agent, old_few, few, args.cg_damping)
     direction = conjugate_gradient(product, gradient, args.cg_max_steps)
     curvature = direction @ product(direction)
     scale = (2 * args.target_kl / curvature).sqrt() if curvature > 0 else 0.0
     step = scale * direction
-    found = line_search(agent, args, old, rollout, actions, advantages, step)
-    expected = found[-1] * (gradient @ step).item()
-    return *found, expected, float(found[-1] > 0)
+    kl, improvement, fraction = line_search(agent, args, old, rollout, actions, advantages, step)
+    expected = fraction * (gradient @ step).item()
+    return [kl, improvement, expected, fraction, old.entropy().mean().item()]
 
 
-def fit_critic(agent: Agent, args: Args, optimizer, obs, h, returns) -> float:
-    """Passes of Adam over M steps: normalised obs (M, n), h (M, H), returns (M,) -> mean loss."""
+def fit_critic(critic: nn.Module, args: Args, optimizer, inputs: Tensor, returns: Tensor) -> float:
+    """Passes of Adam over the critic's inputs and returns (M, ...) -> mean squared error."""
     losses = []
     for _ in range(args.n_critic_updates):
-        for batch in torch.randperm(len(obs)).to(obs.device).split(args.batch_size):
-            loss = nn.functional.mse_loss(agent.value(obs[batch], h[batch]), returns[batch])
+        for batch in torch.randperm(len(inputs)).to(inputs.device).split(args.batch_size):
+            loss = nn.functional.mse_loss(critic(inputs[batch]).squeeze(-1), returns[batch])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -427,30 +389,27 @@ def train(args: Args) -> Agent:
     # What the environments return is kept in NumPy arrays, what the agent computes in tensors.
     tensor = partial(torch.as_tensor, device=device)
     obs = np.zeros((T + 1, N, spaces.flatdim(envs.single_observation_space)), np.float32)
-    legal = np.zeros((T + 1, N, *agent.exists.shape), bool)  # allowed choices
     final = np.zeros((T + 1, N), bool)  # obs[t] is the last of its episode
     rewards = np.zeros((T, N), np.float32)
     terminated, truncated = np.zeros((2, T, N), bool)
-    h = torch.zeros(T + 1, N, args.hidden_size, device=device)
-    dtype = torch.float32 if agent.box else torch.long
-    actions = torch.zeros(T, N, len(agent.exists), dtype=dtype, device=device)  # not clipped
+    h = torch.zeros(T + 1, N, agent.actor.in_features, device=device)
 
     obs[0], info = envs.reset(seed=args.seed + run.step)
-    legal[0] = legal_choices(agent.exists, info, final[0])
     state, carried = agent.initial_state(N), np.zeros(N, np.float32)
     while run.step < args.total_timesteps:
         # Rollout
         first_state = state.clone()
         with torch.inference_mode():
+            noise, actions = agent.sample_noise(T, N), []
             for t in range(T):
+                check("action_mask" not in info, "--env-id: action masks are for rppo_lstm.py")
                 h[t], state = agent.step(tensor(obs[t]), state)
-                actions[t] = agent.act(h[t], tensor(legal[t]))
+                actions.append(agent.act(h[t], noise[t]))
                 if final[t].any():
                     state = state.where(tensor(~final[t])[:, None], 0.0)
                 action = to_env(actions[t], agent.action_space)
                 obs[t + 1], rewards[t], terminated[t], truncated[t], info = envs.step(action)
                 final[t + 1] = terminated[t] | truncated[t]
-                legal[t + 1] = legal_choices(agent.exists, info, final[t + 1])
             h[T], _ = agent.step(tensor(obs[T]), state)
         check_finite("obs", obs)
         check_finite("rewards", rewards)
@@ -462,29 +421,27 @@ def train(args: Args) -> Agent:
             agent.return_stats.update(tensor(sums[valid]))
             rewards /= np.sqrt(agent.return_stats.var.item() + 1e-8)
         normalized = agent.normalize(tensor(obs))
-        v = agent.value(normalized, h).numpy(force=True)
+        inputs = torch.cat([normalized, h], -1) if args.memory == "lstm" else normalized
+        v = agent.critic(inputs).squeeze(-1).numpy(force=True)
         advantages = compute_gae(rewards, v, terminated, done, args.gamma, args.gae_lambda)
         returns = advantages + v[:T]
 
         # Update: the policy by one step in its trust region, the critic by Adam in minibatches
         losses = []
         if valid.any():
-            steps = tensor(valid).nonzero(as_tuple=True)  # t and n (M,) of those that are not final
-            sequences = normalized[:T], first_state, tensor(final[:T])
-            rollout, advantage = (*sequences, tensor(legal[:T]), steps), tensor(advantages[valid])
-            if args.normalize_advantage:
-                advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
-            logs = trpo_step(agent, args, rollout, actions[steps], advantage)
-            with torch.no_grad():  # of the new policy
-                new_h, entropy = agent.replay(*sequences, steps), agent(*rollout).entropy().mean()
-            m_obs, m_returns = normalized[steps], tensor(returns[valid])
             optimizer.param_groups[0]["lr"] = args.learning_rate
-            value_loss = fit_critic(agent, args, optimizer, m_obs, new_h, m_returns)
-            losses.append(torch.tensor([*logs, value_loss, entropy]))
+            rollout = normalized[:T], first_state, tensor(final[:T])
+            counts, advantage = tensor(valid), tensor(advantages[valid])
+            advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
+            logs = trpo_step(agent, args, rollout, torch.stack(actions)[counts], advantage)
+            targets = tensor(returns[valid])
+            value_loss = fit_critic(agent.critic, args, optimizer, inputs[:T][counts], targets)
+            losses.append(torch.tensor([*logs, value_loss]))
+
         if args.norm_obs and valid.any():  # not earlier: h is of the old statistics' policy
             agent.obs_stats.update(tensor(obs[:T][valid]))
-        run.log(int(valid.sum()), (*LOSSES, "value_loss", "entropy"), losses)
-        obs[0], legal[0], final[0] = obs[T], legal[T], final[T]
+        run.log(int(valid.sum()), LOSSES, losses)
+        obs[0], final[0] = obs[T], final[T]
 
     envs.close()
     run.finish()
@@ -553,18 +510,6 @@ def num_choices(space):
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
         return np.ones(spaces.flatdim(space), int)  # a number, and no choice
     raise ArgumentError(f"--env-id: actions of {space}: no script can choose them")
-
-
-def legal_choices(exists, info: dict, final):
-    """(N, K, A): what exists and is allowed by info's "action_mask", 1 or 0 for each choice of each
-    component, where an environment sent one. Final steps need no legal choice."""
-    legal = np.broadcast_to(exists, (len(final), *exists.shape)).copy()
-    if "action_mask" in info:
-        for n in np.flatnonzero(info.get("_action_mask", True) & ~final):
-            legal[n, exists] = np.hstack(info["action_mask"][n]).reshape(exists.sum())
-        if not legal.any(-1).all():
-            raise ValueError(f"an action_mask leaves no choice: {info['action_mask']}")
-    return legal
 
 
 def to_env(actions: Tensor, space) -> np.ndarray:

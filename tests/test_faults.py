@@ -74,7 +74,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(script, tmp_path, monkeypatch, 
     flags = f"{toy(script, 'Faulty')} --no-norm-reward --run-name a --total-timesteps {4 * STEPS}"
     code, _, err = main(tmp_path, script, flags)
     assert code == 1 and f"after step {STEPS}, " in err, err
-    assert re.search(r"FloatingPointError: .*'value_loss'.*\[1\] is inf\n", err), err
+    assert re.search(r"FloatingPointError: .*'value_loss'.*\[[15]\] is inf\n", err), err
     assert read(tmp_path / "runs/a")["step"] == STEPS and finite(tmp_path / "runs/a")
 
 

@@ -1,5 +1,6 @@
 """TRPO: Fisher-vector product, conjugate gradient, line search, and one whole step as sb3-contrib's."""
 
+import copy
 import importlib
 from functools import partial
 from types import SimpleNamespace
@@ -34,24 +35,22 @@ def build(actions, dtype=torch.float32, **flags):
     agent = trpo.Agent(envs, args).to(dtype)
     with torch.no_grad():
         for name, parameter in agent.named_parameters():
-            parameter.add_(torch.randn_like(parameter) * (0.1 if name == "log_std" else 0.4))
+            missing = parameter.abs() > 1e6  # the biases of choices that a component lacks
+            noise = torch.randn_like(parameter) * (0.1 if name == "log_std" else 0.4)
+            parameter.add_(noise.masked_fill(missing, 0.0))
     return agent
 
 
-def batch(agent, dtype=torch.float32, T=24, illegal=True):
+def batch(agent, dtype=torch.float32, T=24):
     """Made-up data with every awkward end: rollout, actions and advantages as trpo_step takes them."""
     final = awkward_ends(T)[2][:-1]
     torch.manual_seed(5)
     obs = torch.randn(*final.shape, 3, dtype=dtype)
-    legal = torch.from_numpy(agent.exists).expand(*final.shape, *agent.exists.shape).clone()
-    if illegal and not agent.box:
-        legal[3:9, :, :, 1] = False
     state = torch.randn_like(agent.initial_state(final.shape[1]))
-    steps = (~final).nonzero(as_tuple=True)
-    rollout = obs, state, final, legal, steps
+    rollout = obs, state, final
     with torch.no_grad():
         actions = agent(*rollout).sample()
-    advantages = torch.randn(len(steps[0]), dtype=dtype)
+    advantages = torch.randn(len(actions), dtype=dtype)
     return rollout, actions, (advantages - advantages.mean()) / advantages.std(correction=0)
 
 
@@ -137,8 +136,8 @@ def test_product_through_the_fused_lstm_is_the_loop_differentiated_twice(actions
     ours = trpo.fisher_vector_difference(agent, old, rollout, 0.0, v).double()
     assert torch.equal(flat(agent), before)
     monkeypatch.setattr(trpo.ResetLSTM, "forward", naive)
-    obs, state, *others = rollout
-    expected = product_of(agent.double(), (obs.double(), state.double(), *others))(v.double())
+    obs, state, final = rollout
+    expected = product_of(agent.double(), (obs.double(), state.double(), final))(v.double())
     assert ours @ expected / ours.norm() / expected.norm() >= 0.9999
     assert (ours - expected).norm() <= 1e-3 * expected.norm()
 
@@ -147,33 +146,40 @@ def test_product_through_the_fused_lstm_is_the_loop_differentiated_twice(actions
 @pytest.mark.parametrize("actions", ACTIONS)
 def test_acting_and_replay_are_one_policy(actions, memory):
     agent = build(actions, memory=memory)
-    rollout, _, _ = batch(agent, T=10)
-    obs, state, final, legal, steps = rollout
-    new_h = agent.replay(obs, state, final, steps)
+    (obs, state, final), _, _ = batch(agent, T=10)
+    replayed = agent(obs, state, final)
     rows = []
     for t in range(len(obs)):
         h, state = agent.step(obs[t], state)
         rows.append(h)
         state = state.where(~final[t][:, None], 0.0)
-    h = torch.stack(rows)[steps]
-    assert (h - new_h).abs().max() <= 1e-5
+    acting = agent.policy(torch.stack(rows)[~final])
+    assert kl_divergence(acting, replayed).abs().max() <= 1e-6
+    assert (acting.mode - replayed.mode).abs().max() <= 1e-5
     torch.manual_seed(1)
-    legal = legal[steps]
-    policy = agent.policy(h[:1], legal[:1])
-    expected = policy.sample((40000,)).float().mean((0, 1))
-    sampled = agent.act(h[:1].expand(40000, -1), legal[:1].expand(40000, -1, -1)).float().mean(0)
-    assert (sampled - expected).abs().max() <= 0.04
+    h = rows[0][:1]
+    policy, noise = agent.policy(h), agent.sample_noise(40000)
+    sampled = agent.act(h.expand(40000, -1), noise).float()
+    expected = policy.sample((40000,)).float()[:, 0]
+    assert (sampled.mean(0) - expected.mean(0)).abs().max() <= 0.04
+    assert (sampled.std(0) - expected.std(0)).abs().max() <= 0.04
+    if not agent.box:  # all choices at their probabilities, and none that does not exist
+        counts = torch.stack([(sampled == a).float().mean(0) for a in range(agent.shape[1])], -1)
+        assert (counts - policy.base_dist.probs[0]).abs().max() <= 0.02
+        assert (sampled.amax(0) < torch.as_tensor(trpo.num_choices(ACTIONS[actions]))).all()
+    assert torch.equal(agent.act(h, 0), policy.mode)
 
 
 @pytest.mark.parametrize("actions", ACTIONS)
 def test_kl_is_the_joint_one(actions):
     """The sum over components, not sb3-contrib's mean."""
     agent = build(actions, torch.float64)
-    rollout, _, _ = batch(agent, torch.float64, illegal=False)
+    rollout, _, _ = batch(agent, torch.float64)
     with torch.no_grad():
         p = agent(*rollout)
         for parameter in agent.policy_parameters:
-            parameter.add_(torch.randn_like(parameter) * 0.2)
+            missing = parameter.abs() > 1e6
+            parameter.add_((torch.randn_like(parameter) * 0.2).masked_fill(missing, 0.0))
         q = agent(*rollout)
     old, new = p.base_dist, q.base_dist
     if agent.box:
@@ -271,19 +277,18 @@ def test_the_step_is_the_natural_gradient_as_long_as_the_trust_region(actions, f
     }
     agent = build(actions, torch.float64, **flags)
     rollout, taken, advantages = batch(agent, torch.float64)
-    few = *rollout[:-1], tuple(x[::factor] for x in rollout[-1])
-    damped = hessian_of_the_mean_kl(agent, few)
+    damped = hessian_of_the_mean_kl(agent, (*rollout, factor))
     damped = damped + 0.1 * torch.eye(len(damped))
     theta = flat(agent)
     reinforce = (agent(*rollout).log_prob(taken) * advantages).mean()
     gradient = trpo.flat_gradient(reinforce, agent.policy_parameters)
     direction = torch.linalg.solve(damped, gradient)
     full = (2e-3 / (direction @ damped @ direction)).sqrt() * direction
-    kl, improvement, fraction, expected, success = trpo.trpo_step(
+    kl, improvement, expected, fraction, entropy = trpo.trpo_step(
         agent, agent.args, rollout, taken, advantages
     )
     moved = flat(agent) - theta
-    assert success == 1.0 and kl < 1e-3 and improvement > 0
+    assert fraction > 0 and kl < 1e-3 and improvement > 0
     # Conjugate gradient stops at a residual of 1e-5, which is what the tolerance here is.
     assert (moved - fraction * full).norm() <= 1e-3 * moved.norm()
     assert expected == pytest.approx(float(gradient @ moved), rel=1e-9)
@@ -297,14 +302,15 @@ def test_a_step_improves_within_the_region_and_moves_the_policy_alone(actions, m
     before = {k: v.clone() for k, v in agent.state_dict().items()}
     with torch.no_grad():
         old = agent(*rollout)
-    kl, improvement, fraction, expected, success = trpo.trpo_step(
+    kl, improvement, expected, fraction, entropy = trpo.trpo_step(
         agent, agent.args, rollout, taken, advantages
     )
     with torch.no_grad():
         new = agent(*rollout)
     true_kl = float(kl_divergence(old, new).mean())
     gain = float((((new.log_prob(taken) - old.log_prob(taken)).exp() - 1) * advantages).mean())
-    assert success == 1.0 and fraction > 0 and 0.001 < true_kl < 0.01
+    assert fraction > 0 and 0.001 < true_kl < 0.01
+    assert entropy == pytest.approx(float(old.entropy().mean()), rel=1e-5)
     assert kl == pytest.approx(true_kl, abs=1e-6) and 0 < gain == pytest.approx(
         improvement, abs=1e-5
     )
@@ -320,9 +326,9 @@ def test_final_steps_count_for_nothing(memory):
     thetas = []
     for noise in 0.0, 1e6:
         agent = build("box", memory=memory)
-        (obs, state, final, legal, steps), taken, advantages = batch(agent)
+        (obs, state, final), taken, advantages = batch(agent)
         obs = obs + noise * torch.randn_like(obs) * final[..., None]
-        trpo.trpo_step(agent, agent.args, (obs, state, final, legal, steps), taken, advantages)
+        trpo.trpo_step(agent, agent.args, (obs, state, final), taken, advantages)
         thetas.append(flat(agent))
     assert thetas[0].isfinite().all() and (thetas[0] - thetas[1]).norm() <= 1e-5 * thetas[0].norm()
 
@@ -341,36 +347,34 @@ def test_parameters_are_as_before_where_no_step_is_accepted(case, memory, monkey
         monkeypatch.setattr(trpo, "kl_divergence", lambda old, new: real(old, new) * 0 + value)
     before = {k: v.clone() for k, v in agent.state_dict().items()}
     logs = trpo.trpo_step(agent, agent.args, rollout, taken, advantages)
-    assert [x for x in logs if x == x] in ([0.0] * 5, [0.0] * 4)
-    assert logs[0] == logs[1] == logs[2] == logs[4] == 0.0
+    kl, improvement, expected, fraction, entropy = logs
+    assert kl == improvement == fraction == 0.0 and (expected == 0.0 or case == "nan advantages")
+    assert np.isfinite(entropy)
     assert all(torch.equal(v, before[k]) for k, v in agent.state_dict().items())
 
 
 def test_a_singular_fisher_matrix_without_damping():
     """An input that is always 0 and units without effect: F has a null space; the step is still good."""
     agent = build("multidiscrete", cg_damping=0.0)
-    rollout, taken, advantages = batch(agent, illegal=False)
+    rollout, taken, advantages = batch(agent)
     rollout[0][..., 1] = 0.0
     with torch.no_grad():
         agent.actor.weight[:, :4] = 0.0
-    kl, improvement, _, _, success = trpo.trpo_step(agent, agent.args, rollout, taken, advantages)
-    assert success == 1.0 and 0 < kl < 0.01 and improvement > 0
+    kl, improvement, _, fraction, _ = trpo.trpo_step(agent, agent.args, rollout, taken, advantages)
+    assert fraction > 0 and 0 < kl < 0.01 and improvement > 0
     assert all(p.isfinite().all() for p in agent.parameters())
 
 
-@pytest.mark.parametrize("memory", MEMORIES)
-def test_fit_critic_moves_the_critic_alone_towards_the_returns(memory):
-    agent = build("box", memory=memory, n_critic_updates=60, batch_size=32)
-    (*sequences, legal, steps), _, _ = batch(agent)
-    with torch.no_grad():
-        h = agent.replay(*sequences, steps)
-    obs = sequences[0][steps]
+def test_fit_critic_moves_the_critic_alone_towards_the_returns():
+    agent = build("box", n_critic_updates=60, batch_size=32)
+    (obs, _, final), _, _ = batch(agent)
+    obs = obs[~final]
     returns = obs.sum(-1).sin()
     before = {k: v.clone() for k, v in agent.named_parameters()}
-    error = (agent.value(obs, h) - returns).square().mean().item()
+    error = (agent.critic(obs).squeeze(-1) - returns).square().mean().item()
     optimizer = torch.optim.Adam(agent.critic.parameters(), 1e-2, eps=1e-5)
-    mean = trpo.fit_critic(agent, agent.args, optimizer, obs, h, returns)
-    after = (agent.value(obs, h) - returns).square().mean().item()
+    mean = trpo.fit_critic(agent.critic, agent.args, optimizer, obs, returns)
+    after = (agent.critic(obs).squeeze(-1) - returns).square().mean().item()
     assert after < 0.05 * error and after < mean < error
     moved = {k for k, v in agent.named_parameters() if not torch.equal(v, before[k])}
     assert moved == {k for k in before if k.startswith("critic")}
@@ -427,7 +431,7 @@ def test_one_whole_step_is_sb3_contribs(actions, num_envs, monkeypatch):
         patch.setattr(peer, "train", lambda: None)
         peer.learn(T * num_envs)  # fills the buffer
     buffer, theirs = peer.rollout_buffer, peer.policy
-    agent = build(actions, encoder_size=64, hidden_size=64)
+    agent = build(actions, encoder_size=64)
     pairs = {
         "encoder.0": theirs.mlp_extractor.policy_net[0], "encoder.2": theirs.mlp_extractor.policy_net[2],
         "actor": theirs.action_net, "critic.0": theirs.mlp_extractor.value_net[0],
@@ -445,9 +449,7 @@ def test_one_whole_step_is_sb3_contribs(actions, num_envs, monkeypatch):
     # Ours has logits for choices that a component lacks, which do nothing; the peer's are the rest.
     used = {name: torch.ones(len(p), dtype=torch.bool) for name, p in parameters.items()}
     if actions == "multidiscrete":
-        used |= {
-            name: torch.from_numpy(agent.exists.ravel()) for name in ("actor.weight", "actor.bias")
-        }
+        used |= {name: parameters["actor.bias"] > -1e6 for name in ("actor.weight", "actor.bias")}
     with torch.no_grad():
         for name, parameter in names.items():
             parameters[name][used[name]] = parameter
@@ -472,23 +474,16 @@ def test_one_whole_step_is_sb3_contribs(actions, num_envs, monkeypatch):
     logged = peer.logger.name_to_value
     assert logged["train/is_line_search_success"] == 1.0
 
-    legal = torch.from_numpy(agent.exists).expand(T, num_envs, *agent.exists.shape)
-    sequences = obs, agent.initial_state(num_envs), torch.zeros(T, num_envs, dtype=torch.bool)
-    steps = torch.ones(T, num_envs).nonzero(as_tuple=True)
+    rollout = obs, agent.initial_state(num_envs), torch.zeros(T, num_envs, dtype=torch.bool)
     normalized = (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
-    logs = trpo.trpo_step(agent, agent.args, (*sequences, legal, steps), taken, normalized)
-    assert logs[4] == 1.0
+    assert trpo.trpo_step(agent, agent.args, rollout, taken, normalized)[3] > 0
     optimizer = torch.optim.Adam(
         agent.critic.parameters(), agent.args.learning_rate, eps=1e-5, fused=True
     )
-    with torch.no_grad():
-        h = agent.replay(*sequences, steps).view(T, num_envs, -1)
     sequence = iter(orders)
     monkeypatch.setattr(torch, "randperm", lambda n: torch.from_numpy(next(sequence)))
-    rows = [
-        x.transpose(0, 1).flatten(0, 1) for x in (obs, h, returns)
-    ]  # in the order of its buffer
-    value_loss = trpo.fit_critic(agent, agent.args, optimizer, *rows)
+    rows = [x.transpose(0, 1).flatten(0, 1) for x in (obs, returns)]  # in the order of its buffer
+    value_loss = trpo.fit_critic(agent.critic, agent.args, optimizer, *rows)
     assert value_loss == pytest.approx(logged["train/value_loss"], rel=1e-5)
     for name, parameter in names.items():
         # From here on parameters are views of what the line search accepted.
@@ -506,26 +501,25 @@ def test_integer_boxes_are_refused():
 
 
 class Masked(gym.Env):
-    """One choice is legal in each step, and only its number says which: another one raises."""
+    """It says which actions are legal, from the step `since` on; 0 is the reset."""
 
-    observation_space, action_space = (
-        spaces.Box(-1, 1, (2,), np.float32),
-        spaces.Discrete(3, start=2),
-    )
+    observation_space, action_space = spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(3)
+
+    def __init__(self, since: int):
+        self.since = since
+
+    def info(self) -> dict:
+        return {"action_mask": np.ones(3, np.int8)} if self.t >= self.since else {}
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.t = 0
-        return np.zeros(2, np.float32), {"action_mask": self.mask()}
-
-    def mask(self):
-        self.legal = self.t * 7 % 3
-        return (np.arange(3) == self.legal).astype(np.int8)
+        return np.zeros(2, np.float32), self.info()
 
     def step(self, action):
-        assert action == 2 + self.legal
+        assert self.t <= self.since  # no action after the first mask
         self.t += 1
-        return np.zeros(2, np.float32), 1.0, self.t == 9, False, {"action_mask": self.mask()}
+        return np.zeros(2, np.float32), 1.0, False, False, self.info()
 
 
 class Solitary(gym.Env):
@@ -546,20 +540,116 @@ class Solitary(gym.Env):
         return np.zeros(2, np.float32), float(action[0]), True, False, {}
 
 
+class Ends(gym.Env):
+    """Episodes of random length that end in each way, with actions that are not counted from 0. The
+    observation holds the number of the step, so that each is another one."""
+
+    observation_space, action_space = (
+        spaces.Box(-9, 9, (3,), np.float32),
+        spaces.Discrete(3, start=2),
+    )
+    steps = 0
+
+    def row(self):
+        Ends.steps += 1
+        return self.np_random.normal(size=3).astype(np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.row(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        terminated, truncated = self.np_random.random(2) < 0.15
+        return self.row(), float(action == 3) * 5, bool(terminated), bool(truncated), {}
+
+
 gym.register("TrpoMasked-v0", Masked)
 gym.register("TrpoSolitary-v0", Solitary)
+gym.register("TrpoEnds-v0", Ends)
+
+
+@pytest.mark.parametrize("since", [0, 1, 20])
+def test_action_masks_are_refused(since, tmp_path):
+    """Whether they come with the reset or later; the action that follows is not taken."""
+    env_id = f"TrpoMasked{since}-v0"
+    gym.register(env_id, Masked, kwargs={"since": since})
+    args = trpo.Args(env_id, num_steps=16, total_timesteps=100, runs_dir=str(tmp_path))
+    with pytest.raises(trpo.ArgumentError, match="action masks are for rppo_lstm.py"):
+        trpo.train(args)
 
 
 @pytest.mark.parametrize("memory", MEMORIES)
-def test_masks_and_rollouts_without_a_step_that_counts(memory, tmp_path):
-    flags = {
-        "memory": memory,
-        "runs_dir": str(tmp_path),
-        "eval_episodes": 2,
-        "n_critic_updates": 2,
-        "num_envs": 2,
-    }
-    agent = trpo.train(trpo.Args("TrpoMasked-v0", num_steps=16, total_timesteps=100, **flags))
-    assert agent.return_stats.count >= 100  # an illegal choice would have raised
+def test_a_rollout_without_a_step_that_counts_is_skipped(memory, tmp_path):
+    flags = {"memory": memory, "runs_dir": str(tmp_path), "eval_episodes": 2, "num_envs": 2}
     agent = trpo.train(trpo.Args("TrpoSolitary-v0", num_steps=1, total_timesteps=10, **flags))
     assert agent.obs_stats.count[0] == 10
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+def test_the_update_gets_what_the_rollout_computed(memory, tmp_path, monkeypatch):
+    """Each rollout is played again from its data, one cell call a step, with the agent of that time."""
+    T, N, seen, following, last_ended = 40, 3, [], None, None
+    real = {name: getattr(trpo, name) for name in ("compute_gae", "trpo_step", "fit_critic")}
+
+    def make_envs(args, num_envs, *others):
+        envs = real_make_envs(args, num_envs, *others)
+        step = envs.step
+        envs.step = lambda action: seen.append(("env", action, step(action))) or seen[-1][2]
+        return envs
+
+    def watched(name):
+        def function(*inputs):
+            if name == "trpo_step":
+                seen.append(("agent", copy.deepcopy(inputs[0])))
+            copied = copy.deepcopy([x for x in inputs if not isinstance(x, torch.nn.Module)][:8])
+            output = real[name](*inputs)
+            seen.append((name, copied, copy.deepcopy(output)))
+            return output
+
+        return function
+
+    real_make_envs = trpo.make_envs
+    monkeypatch.setattr(trpo, "make_envs", make_envs)
+    for name in real:
+        monkeypatch.setattr(trpo, name, watched(name))
+    args = trpo.Args("TrpoEnds-v0", num_envs=N, num_steps=T, total_timesteps=3 * T * N, seed=4)
+    args.memory, args.eval_episodes, args.runs_dir = memory, 0, str(tmp_path)
+    args.encoder_size = args.hidden_size = 8
+    trpo.train(args)
+    steps, calls = [x for x in seen if x[0] == "env"], [x for x in seen if x[0] != "env"]
+    assert len(calls) // 4 >= 3 and len(steps) == len(calls) // 4 * T
+    for number in range(len(calls) // 4):
+        (_, gae, advantages), (_, agent), (_, step, _), (_, critic, _) = calls[4 * number :][:4]
+        rewards, values, terminated, done, gamma, lam = gae
+        _, (obs, state, final), taken, normalized = step
+        rows = steps[number * T :][:T]
+        ended = np.stack([x[2][2] | x[2][3] for x in rows])
+        assert np.array_equal(done, ended) and (gamma, lam) == (args.gamma, args.gae_lambda)
+        assert np.array_equal(terminated, np.stack([x[2][2] for x in rows]))
+        assert final.any() and np.array_equal(final[1:], ended[:-1])
+        # The policy's output and the critic's at each step, the final ones too
+        last = agent.normalize(torch.from_numpy(np.float32(rows[-1][2][0])))
+        if number:  # the state, and which step is final, come from the rollout before
+            assert np.array_equal(final[0], last_ended)
+            assert (state - following).abs().max() <= 1e-5
+        h, inputs, last_ended = state, [], ended[-1]
+        with torch.no_grad():
+            for t, x in enumerate([*obs, last]):
+                following, features = h, agent.encoder(x)
+                if memory == "lstm":
+                    h = agent.lstm.step(features, h)
+                    x = torch.cat([x, h[0]], -1)
+                    if t < T:
+                        h = h.where(~final[t][:, None], 0.0)
+                inputs.append(x)
+            inputs = torch.stack(inputs)
+            expected = agent.critic(inputs).squeeze(-1).numpy()
+        assert np.abs(values - expected).max() <= 1e-5
+        counts = ~final
+        assert np.array_equal(taken[:, 0] + 2, np.stack([x[1] for x in rows])[counts])
+        a = torch.from_numpy(advantages)[counts]
+        assert (normalized - (a - a.mean()) / a.std(correction=0)).abs().max() <= 1e-5
+        examples, returns = critic[-2:]
+        assert (examples - inputs[:-1][counts]).abs().max() <= 1e-5
+        assert (returns - torch.from_numpy(advantages + values[:-1])[counts]).abs().max() <= 1e-5
