@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ SHORT = "--mask-velocity --num-envs 4 --num-steps 32 --num-minibatches 2 --hidde
 def recipe(monkeypatch):
     """Imports a recipe; the script that it changes is as before after the test."""
     script = MODULES["rppo_lstm"]
-    for name in "Agent", "ResetLSTM", "Run":
+    for name in "Agent", "ResetLSTM", "Run", "make_envs":
         monkeypatch.setattr(script, name, getattr(script, name))
     monkeypatch.setattr(script, "PRESETS", dict(script.PRESETS))
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -68,7 +67,9 @@ def test_poc_memory(recipe):
 
 
 def test_poc_memory_trains(run_script, tmp_path):
-    run_recipe(run_script, "poc_memory", "--total-timesteps", 2000, "--run-name", "a", "--num-steps", 32)
+    run_recipe(
+        run_script, "poc_memory", "--total-timesteps", 2000, "--run-name", "a", "--num-steps", 32
+    )
     result = json.loads((tmp_path / "runs/a/result.json").read_text())
     assert result["global_step"] >= 2000 and -13 < np.mean(result["evaluation"]) < 1.4
 
@@ -103,8 +104,17 @@ def test_two_layers_train_and_replay_what_was_played(recipe, tmp_path, monkeypat
 
 def test_keep_best_keeps_an_agent_that_plays_and_changes_nothing(recipe, tmp_path, monkeypatch):
     script = MODULES["rppo_lstm"]
-    flags = dict(num_envs=4, num_steps=32, num_minibatches=2, hidden_size=8, total_timesteps=2000, eval_episodes=2)
-    plain = script.train(script.Args(**flags, runs_dir=str(tmp_path), run_name="plain")).state_dict()
+    flags = dict(
+        num_envs=4,
+        num_steps=32,
+        num_minibatches=2,
+        hidden_size=8,
+        total_timesteps=2000,
+        eval_episodes=2,
+    )
+    plain = script.train(
+        script.Args(**flags, runs_dir=str(tmp_path), run_name="plain")
+    ).state_dict()
     module = recipe("keep_best")
     monkeypatch.setattr(module, "EVERY", 500)
     monkeypatch.setattr(script, "Run", module.KeepBest)
@@ -113,19 +123,39 @@ def test_keep_best_keeps_an_agent_that_plays_and_changes_nothing(recipe, tmp_pat
     script.load(tmp_path / "a/best", agent)
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    scores = [s.value for s in EventAccumulator(str(tmp_path / "a")).Reload().Scalars("charts/eval_return")]
+    scores = [
+        s.value
+        for s in EventAccumulator(str(tmp_path / "a")).Reload().Scalars("charts/eval_return")
+    ]
     args = script.Args(**script.load(tmp_path / "a/best")["args"])
     assert len(scores) == 4
-    assert np.mean([*script.evaluate(agent, script.make_envs(args, 1), args)]) == pytest.approx(max(scores))
+    assert np.mean([*script.evaluate(agent, script.make_envs(args, 1), args)]) == pytest.approx(
+        max(scores)
+    )
 
 
 def test_warm_start_begins_with_the_other_runs_weights(run_script, tmp_path):
     run_script("rppo_lstm", *SHORT, "--total-timesteps", 300, "--run-name", "a")
-    run_recipe(run_script, "warm_start", "runs/a", *SHORT, "--total-timesteps", 100, "--run-name", "b", "--learning-rate", 0)
+    run_recipe(
+        run_script,
+        "warm_start",
+        "runs/a",
+        *SHORT,
+        "--total-timesteps",
+        100,
+        "--run-name",
+        "b",
+        "--learning-rate",
+        0,
+    )
     a, b = (MODULES["rppo_lstm"].load(tmp_path / "runs" / name) for name in "ab")
-    same = [torch.equal(x, b["agent"][name]) for name, x in a["agent"].items() if "stats" not in name]
+    same = [
+        torch.equal(x, b["agent"][name]) for name, x in a["agent"].items() if "stats" not in name
+    ]
     assert all(same) and len(same) == 10 and b["step"] < a["step"]
-    refused = run_recipe(run_script, "warm_start", "runs/a", *SHORT[:-4], "--hidden-size", 9, check=2)
+    refused = run_recipe(
+        run_script, "warm_start", "runs/a", *SHORT[:-4], "--hidden-size", 9, check=2
+    )
     assert "size mismatch" in refused.stderr
 
 
@@ -148,6 +178,71 @@ def test_onnx_export_threads_the_state(run_script, tmp_path):
         assert choices[0, 0] == action[0] and np.abs(exported - state.numpy()).max() <= 1e-5
 
 
-def test_the_paths_of_the_pages_exist():
-    page = Path(ROOT / "docs/recipes.md").read_text()
-    assert all(path.stem in page for path in RECIPES)
+def side_by_side(recipe, name, env_id, steps=60):
+    """The same actions in the script's environments and in the recipe's -> for each step and
+    environment its episode so far, rows of (obs, the action and reward before it), and what the
+    recipe makes of the last obs."""
+    script = MODULES["rppo_lstm"]
+    args = script.Args(env_id=env_id)
+    plain = script.make_envs(args, 3)
+    recipe(name)
+    changed = script.make_envs(args, 3)
+    (obs, _), (other, _) = plain.reset(seed=0), changed.reset(seed=0)
+    plain.action_space.seed(0)
+    episodes, ended, ends = [[(x, None, 0.0)] for x in obs], np.zeros(3, bool), 0
+    for _ in range(steps):
+        yield from zip(episodes, other)
+        action = plain.action_space.sample()
+        obs, rewards, terminated, truncated, _ = plain.step(action)
+        other, *others = changed.step(action)
+        assert all(np.array_equal(x, y) for x, y in zip((rewards, terminated, truncated), others))
+        for n in range(3):
+            row = (obs[n], None, 0.0) if ended[n] else (obs[n], action[n], rewards[n])
+            episodes[n] = [row] if ended[n] else [*episodes[n], row]
+        ended = terminated | truncated
+        ends += ended.sum()
+    assert ends >= 5
+    assert changed.single_observation_space.shape == other[0].shape
+
+
+def test_frame_stack_gives_the_last_four_observations_of_the_episode(recipe):
+    for episode, stacked in side_by_side(recipe, "frame_stack", "CartPole-v1"):
+        frames = [obs for obs, _, _ in episode]
+        assert np.array_equal(stacked, np.concatenate(([frames[0]] * 3 + frames)[-4:]))
+
+
+def test_frame_stack_has_no_memory(recipe, run_script, tmp_path):
+    run_recipe(run_script, "frame_stack", *SHORT, "--total-timesteps", 300, "--run-name", "a")
+    script = MODULES["rppo_lstm"]
+    recipe("frame_stack")
+    saved = script.load(tmp_path / "runs/a")
+    args = script.Args(**saved["args"])
+    agent = script.Agent(script.make_envs(args, 1), args)
+    script.load(tmp_path / "runs/a", agent)
+    obs, legal = torch.randn(5, 16), torch.ones(5, 1, 2, dtype=torch.bool)
+    logp, value, _ = agent.step(obs, legal, agent.initial_state(5))
+    other_logp, other_value, _ = agent.step(obs, legal, torch.randn(2, 5, 8))
+    assert torch.equal(logp, other_logp) and torch.equal(value, other_value)
+    assert args.seq_len == 1 and not any("cell" in name for name in saved["agent"])
+
+
+def test_previous_action_and_reward_are_inputs(recipe):
+    for episode, x in side_by_side(recipe, "previous_action", "CartPole-v1"):
+        obs, action, reward = episode[-1]
+        one_hot = [0, 0] if action is None else np.eye(2)[action]
+        assert np.array_equal(x, np.float32([*obs, *one_hot, reward]))
+
+
+@pytest.mark.parametrize("name", ["rppo_lstm", "docs/recipes/previous_action"])
+def test_popgym(run_script, tmp_path, name):
+    """RepeatPrevious: the observations are those of POPGym's task, one-hot, and returns in its range."""
+    pytest.importorskip("popgym")
+    flags = (
+        "--env-id popgym:popgym-RepeatPreviousEasy-v0 --total-timesteps 600 --run-name a".split()
+    )
+    run_script(name, *SHORT[1:], *flags)
+    result = json.loads((tmp_path / "runs/a/result.json").read_text())
+    saved = MODULES["rppo_lstm"].load(tmp_path / "runs/a")["agent"]
+    assert saved["encoder.0.weight"].shape[1] == 4 + ("previous" in name) * 5
+    assert all(-1.0001 <= x <= 1.0001 for x in result["returns"] + result["evaluation"])
+    assert len(result["evaluation"]) == 2

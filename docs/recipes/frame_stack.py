@@ -1,0 +1,74 @@
+"""No memory, but the last 4 observations: instead of an LSTM where little is to be remembered.
+
+    python docs/recipes/frame_stack.py --env-id CartPole-v1 --mask-velocity  # and other flags
+
+A layer without a state takes the LSTM's place; it reads FRAMES observations at once, an episode's
+first one repeated. Sequences have no meaning then: --seq-len is 1, so that minibatches are of
+single steps.
+"""
+
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import torch
+import torch.nn as nn
+from gymnasium.vector.utils import batch_space
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+import rppo_lstm
+
+FRAMES = 4
+
+
+class FrameStack(gym.vector.VectorWrapper):
+    """Observations (N, n) become those of the last steps, (N, FRAMES n), the oldest first."""
+
+    def __init__(self, envs):
+        super().__init__(envs)
+        self.return_queue, self.length_queue = envs.return_queue, envs.length_queue
+        space = envs.single_observation_space
+        low, high = np.tile(space.low, FRAMES), np.tile(space.high, FRAMES)
+        self.single_observation_space = gym.spaces.Box(low, high, dtype=space.dtype)
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+
+    def reset(self, **options):
+        obs, info = self.env.reset(**options)
+        self.frames = np.repeat(obs[:, None], FRAMES, 1)  # (N, FRAMES, n)
+        self.done = np.zeros(self.num_envs, bool)
+        return self.frames.reshape(self.num_envs, -1), info
+
+    def step(self, actions):
+        obs, rewards, terminated, truncated, info = self.env.step(actions)
+        self.frames = np.concatenate([self.frames[:, 1:], obs[:, None]], 1)
+        self.frames[self.done] = obs[self.done, None]  # a new episode's first
+        self.done = terminated | truncated
+        return self.frames.reshape(self.num_envs, -1), rewards, terminated, truncated, info
+
+
+class Feedforward(nn.Module):
+    """In the place of ResetLSTM. Its state is what an LSTM's would be in shape, and not read."""
+
+    def __init__(self, input_size, hidden_size):
+        super().__init__()
+        self.layer = nn.Sequential(rppo_lstm.linear(input_size, hidden_size), nn.Tanh())
+
+    def step(self, x, state):
+        return torch.stack([self.layer(x), state[1]])
+
+    def forward(self, x, state, final):
+        return self.layer(x)
+
+
+def make_envs(*args):
+    return FrameStack(make_single_envs(*args))
+
+
+make_single_envs = rppo_lstm.make_envs
+rppo_lstm.make_envs, rppo_lstm.ResetLSTM = make_envs, Feedforward
+
+if __name__ == "__main__":
+    if not {"--resume", "--play"} & {*sys.argv}:
+        sys.argv[1:1] = ["--seq-len", "1"]
+    rppo_lstm.main()
