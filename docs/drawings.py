@@ -4,6 +4,7 @@ Each is plain SVG, 400 units wide so that it can be read on a phone, with colour
 dark pages in one file. The same text gives the same file, byte for byte.
 """
 
+import csv
 import math
 from pathlib import Path
 from xml.sax.saxutils import escape
@@ -292,7 +293,44 @@ def trust_region() -> Drawing:
     return d
 
 
-DRAWINGS = time_steps, replay, minibatches, ranks, trust_region
+def reward_scale() -> Drawing:
+    """The gradient steps that docs/reward_scale.py measured: geometric means over seeds."""
+    d = Drawing("reward-scale", 364, "Gradients of the policy and of the value after clipping, with rewards divided and as they come")
+    with open(IMAGES / "reward-scale.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    iterations = range(1, 1 + min(max(int(r["iteration"]) for r in rows if r["norm_reward"] == x) for x in ("True", "False")))
+    left, right, low, high = 46, 336, -4.0, 0.0
+
+    def place(iteration: float, exponent: float) -> tuple[float, float]:
+        x = left + (right - left) * (iteration - 1) / (len(iterations) - 1)
+        return x, 30 + 240 * (high - exponent) / (high - low)
+
+    for exponent in range(int(low), int(high) + 1):
+        y = place(1, exponent)[1]
+        d.path(f"M{left} {y:g}H{right}", width=0.5)
+        d.text(left - 6, y + 4, ("0.0001", "0.001", "0.01", "0.1", "1")[exponent + 4], "soft", 10, anchor="end")
+    for iteration in 1, 10, 20, 30:
+        d.text(place(iteration, 0)[0], 288, f"{iteration}", "soft", 10.5)
+    d.text((left + right) / 2, 306, "iteration", "soft", 11.5)
+    d.text(4, 16, "norm of the gradient in the shared layers, after clipping", "soft", 11.5, anchor="start")
+    for divided, kind in ("True", "blue"), ("False", "orange"):
+        for part in "value", "policy":
+            points = []
+            for i in iterations:
+                found = [r for r in rows if r["norm_reward"] == divided and int(r["iteration"]) == i]
+                logs = [math.log10(float(r[part]) * float(r["factor"])) for r in found]
+                points.append(place(i, sum(logs) / len(logs)))
+            d.path("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points), f"to-{kind}", dash=part == "value", width=2 if part == "policy" else 1.4)
+            x, y = points[-1]
+            shift = {("orange", "value"): -4, ("blue", "policy"): 9}.get((kind, part), 4)
+            d.text(x + 8, round(y + shift, 1), part, f"of-{kind}", 11, anchor="start", bold=True)
+    for i, (kind, words) in enumerate([("blue", "rewards divided by the standard deviation of returns"), ("orange", "rewards as they come (--no-norm-reward)")]):
+        d.path(f"M16 {330 + 20 * i}H40", f"to-{kind}", width=2.4)
+        d.text(48, 334 + 20 * i, words, size=11, anchor="start")
+    return d
+
+
+DRAWINGS = time_steps, replay, minibatches, ranks, trust_region, reward_scale
 
 if __name__ == "__main__":
     for draw in DRAWINGS:

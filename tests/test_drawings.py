@@ -1,5 +1,6 @@
 """The drawings of docs/img are what docs/drawings.py draws, and fit their frames."""
 
+import csv
 import re
 import sys
 from xml.etree import ElementTree
@@ -48,3 +49,17 @@ def test_both_palettes_are_readable():
         for kind in drawings.KINDS:
             assert contrast(colours["ink"], colours[kind]) >= 4.5
         assert contrast(colours["orange-line"], page) >= 3.5
+
+
+def test_the_page_on_reward_scale_says_what_was_measured():
+    page = (ROOT / "docs/concepts/reward-scale.md").read_text()
+    with open(drawings.IMAGES / "reward-scale.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    for divided, name in ("True", "rewards divided"), ("False", "as they come"):
+        found = {row["seed"]: row["return_100"] for row in rows if row["norm_reward"] == divided}
+        assert f"| {name} | {found['1']} | {found['2']} | {found['3']} |" in page
+    sums = dict.fromkeys(("True", "False"), 0.0)
+    for row in rows:
+        if int(row["iteration"]) <= 30:
+            sums[row["norm_reward"]] += float(row["policy"]) * float(row["factor"])
+    assert 50 < sums["True"] / sums["False"] < 150  # "a hundredth"
