@@ -110,7 +110,10 @@ def test_fisher_vector_product_is_the_hessian_of_the_mean_kl(actions):
         for ours in product(v), difference(v):
             assert (ours - expected).norm() <= 1e-8 * expected.norm(), float(expected.norm())
     damped = product_of(agent, rollout, 0.3)
-    assert (damped(v) - expected - 0.3 * v).norm() <= 1e-8 * expected.norm()
+    with torch.no_grad():
+        difference = partial(trpo.fisher_vector_difference, agent, agent(*rollout), rollout, 0.3)
+    for ours in damped(v), difference(v):
+        assert (ours - expected - 0.3 * v).norm() <= 1e-8 * expected.norm()
     assert torch.equal(product(0 * v), 0 * v)
 
 
@@ -168,6 +171,18 @@ def test_acting_and_replay_are_one_policy(actions, memory):
         assert (counts - policy.base_dist.probs[0]).abs().max() <= 0.02
         assert (sampled.amax(0) < torch.as_tensor(trpo.num_choices(ACTIONS[actions]))).all()
     assert torch.equal(agent.act(h, 0), policy.mode)
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+def test_predict_is_the_mode_and_carries_the_state(memory):
+    agent = build("box", memory=memory)
+    obs, state, other = np.ones((2, 3)), None, agent.initial_state(2)
+    for _ in range(3):
+        action, state = agent.predict(obs, {}, state)
+        h, other = agent.step(torch.from_numpy(np.float32(obs)), other)
+        expected = agent.policy(h).mode.detach().clamp(-1, 1)
+        assert np.abs(action - expected.numpy()).max() <= 1e-6 and torch.equal(state, other)
+    assert not np.array_equal(action, agent.predict(obs, {}, state, deterministic=False)[0])
 
 
 @pytest.mark.parametrize("actions", ACTIONS)
@@ -628,14 +643,16 @@ def test_the_update_gets_what_the_rollout_computed(memory, tmp_path, monkeypatch
         assert np.array_equal(done, ended) and (gamma, lam) == (args.gamma, args.gae_lambda)
         assert np.array_equal(terminated, np.stack([x[2][2] for x in rows]))
         assert final.any() and np.array_equal(final[1:], ended[:-1])
+        raw = torch.from_numpy(np.stack([np.float32(x[2][0]) for x in rows]))
+        assert torch.equal(obs[1:], agent.normalize(raw[:-1]))
+        assert number or all(len(set(x)) == 3 for x in zip(*(x[1] for x in rows)))  # new noise
         # The policy's output and the critic's at each step, the final ones too
-        last = agent.normalize(torch.from_numpy(np.float32(rows[-1][2][0])))
         if number:  # the state, and which step is final, come from the rollout before
             assert np.array_equal(final[0], last_ended)
             assert (state - following).abs().max() <= 1e-5
         h, inputs, last_ended = state, [], ended[-1]
         with torch.no_grad():
-            for t, x in enumerate([*obs, last]):
+            for t, x in enumerate([*obs, agent.normalize(raw[-1])]):
                 following, features = h, agent.encoder(x)
                 if memory == "lstm":
                     h = agent.lstm.step(features, h)

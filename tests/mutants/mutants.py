@@ -3,10 +3,12 @@
 `python tests/mutants/run.py [SCRIPT ...]` tries them all, each in a copy of the repository.
 """
 
-L = "rppo_lstm"
+L, T = "rppo_lstm", "trpo"
 MATH, REC, AGENT, ROLL, RUN, FAULTS = (
     f"test_{name}.py" for name in ("mathematics", "recurrence", "agent", "rollout", "run", "faults")
 )
+
+TRPO = "test_trpo.py"
 
 MUTANTS = [
     # Advantages and returns
@@ -71,4 +73,55 @@ MUTANTS = [
     (L, "TensorBoard keeps points after the saved step", ", purge_step=self.step + 1", "", RUN),
     (L, "another task may be resumed", "for name in FIXED if run_dir else ():", "for name in ():", RUN),
     (L, "velocities of the wrong entries", '"CartPole": [1, 3]', '"CartPole": [0, 2]', AGENT),
+    # trpo.py: the policy's step
+    (T, "the KL's arguments exchanged", "kl = kl_divergence(old, new).mean().item()", "kl = kl_divergence(new, old).mean().item()", TRPO),
+    (T, "a ratio without its exponential", "(new.log_prob(actions) - old.log_prob(actions)).exp()", "1 + new.log_prob(actions) - old.log_prob(actions)", TRPO),
+    (T, "the Fisher matrix is not damped", "retain_graph=True) + damping * v", "retain_graph=True)", TRPO),
+    (T, "the recurrent one is not damped", "/ (2 * distance) + damping * v", "/ (2 * distance)", TRPO),
+    (T, "a difference from one side", "for there in theta + distance * v, theta - distance * v:", "for there in theta + 2 * distance * v, theta:", TRPO),
+    (T, "a distance that grows with v", "eps ** (1 / 3) / v.norm()", "eps ** (1 / 3)", TRPO),
+    (T, "a difference leaves the policy moved", "    nn.utils.vector_to_parameters(theta, parameters)\n    return (gradients", "    return (gradients", TRPO),
+    (T, "directions are not conjugate", "direction = residual + residual @ residual / norm * direction", "direction = residual", TRPO),
+    (T, "conjugate gradient follows negative curvature", "0 < curvature < np.inf", "curvature < np.inf", TRPO),
+    (T, "conjugate gradient goes on with NaN", "if not (norm >= 1e-10 and 0 < curvature < np.inf)", "if norm < 1e-10 or curvature <= 0 or curvature == np.inf", TRPO),
+    (T, "conjugate gradient ends early", "norm >= 1e-10", "norm >= 1e-1", TRPO),
+    (T, "cg_max_steps is ignored", "for _ in range(max_steps):", "for _ in range(99 * max_steps):", TRPO),
+    (T, "the step is shorter than the trust region", "(2 * args.target_kl / curvature)", "(args.target_kl / curvature)", TRPO),
+    (T, "0 / 0 without a gradient", ".sqrt() if curvature > 0 else 0.0", ".sqrt()", TRPO),
+    (T, "sub-sampling is ignored", "(*rollout, args.sub_sampling_factor)", "(*rollout, 1)", TRPO),
+    (T, "the noise's size is not learned", "self.policy_parameters = [*self.parameters()]", 'self.policy_parameters = [p for name, p in self.named_parameters() if name != "log_std"]', TRPO),
+    # Its line search
+    (T, "a step out of the trust region", "if kl < args.target_kl and 0 < improvement", "if 0 < improvement", TRPO),
+    (T, "a step that is no better", "0 < improvement < np.inf", "0 <= improvement < np.inf", TRPO),
+    (T, "an infinite improvement", "0 < improvement < np.inf", "0 < improvement", TRPO),
+    (T, "improvement over nothing", "(surrogate(new, old, actions, advantages) - advantages.mean()).item()", "surrogate(new, old, actions, advantages).item()", TRPO),
+    (T, "the whole step is not tried", "args.line_search_shrinking_factor**i", "args.line_search_shrinking_factor ** (i + 1)", TRPO),
+    (T, "a refused step stays", "    nn.utils.vector_to_parameters(theta, parameters)\n    return 0.0, 0.0, 0.0", "    return 0.0, 0.0, 0.0", TRPO),
+    (T, "a refused step promises", "expected = fraction * (gradient @ step).item()", "expected = (gradient @ step).item()", TRPO),
+    # Its critic
+    (T, "one pass of the critic", "for _ in range(args.n_critic_updates):", "for _ in range(1):", TRPO),
+    (T, "the critic's minibatches are not shuffled", "torch.randperm(len(inputs))", "torch.arange(len(inputs))", TRPO),
+    (T, "half of the critic's loss", "loss = nn.functional.mse_loss(", "loss = 0.5 * nn.functional.mse_loss(", TRPO),
+    (T, "the critic learns advantages", "targets = tensor(returns[valid])", "targets = tensor(advantages[valid])", TRPO),
+    (T, "the critic's learning rate is the saved one", '            optimizer.param_groups[0]["lr"] = args.learning_rate\n', "", RUN),
+    # Its rollout, and the steps that count
+    (T, "replay without resets", "self.lstm(self.encoder(obs), state, final)", "self.lstm(self.encoder(obs), state, final & False)", TRPO),
+    (T, "replay from zeros instead of the stored state", "rollout = normalized[:T], first_state,", "rollout = normalized[:T], 0 * first_state,", TRPO),
+    (T, "the state is not reset after a final step", "                if final[t].any():", "                if False:", TRPO),
+    (T, "the last value is that of the step before", "h[T], _ = agent.step(tensor(obs[T]), state)", "h[T] = h[T - 1]", TRPO),
+    (T, "a rollout forgets its first step's final flag", "obs[0], final[0] = obs[T], final[T]", "obs[0] = obs[T]", TRPO),
+    (T, "a rollout without a step that counts", "        if valid.any():\n", "        if True:\n", TRPO),
+    (T, "statistics count final steps", "tensor(obs[:T][valid])", "tensor(obs[:T]).flatten(0, 1)", TRPO),
+    (T, "the update gets raw observations", "normalized = agent.normalize(tensor(obs))", "normalized = tensor(obs)", TRPO),
+    (T, "advantages are not normalised", "advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)", "advantage = advantage - advantage.mean()", TRPO),
+    (T, "values are one step late", "returns = advantages + v[:T]", "returns = advantages + v[1:]", TRPO),
+    (T, "the same noise in each step", "agent.act(h[t], noise[t])", "agent.act(h[t], noise[0])", TRPO),
+    (T, "noise of standard deviation 1", ".to(self.log_std.device) * self.log_std.exp()", ".to(self.log_std.device)", TRPO),
+    (T, "Gumbel's noise with the wrong sign", "return -torch.empty(*shape, *self.shape)", "return torch.empty(*shape, *self.shape)", TRPO),
+    (T, "choices that a component lacks", "        self.actor.bias.data[missing.ravel()] = -1e9\n", "", TRPO),
+    (T, "action masks are ignored", '                check("action_mask" not in info, "--env-id: action masks are for rppo_lstm.py")\n', "", TRPO),
+    (T, "actions are not clipped", "array.clip(space.low, space.high)", "array", TRPO),
+    (T, "the start of a Discrete space is forgotten", 'getattr(space, "start", 0)', "0", TRPO),
+    (T, "predict forgets", "state = self.initial_state(len(obs)) if state is None else state", "state = self.initial_state(len(obs))", TRPO),
+    (T, "predict explores", "0 if deterministic else self.sample_noise(len(h))", "self.sample_noise(len(h))", TRPO),
 ]  # fmt: skip
