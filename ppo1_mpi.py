@@ -22,8 +22,8 @@ Gymnasium's vector environments return its last observation as a time step of it
     6      the next episode's first     played
 
 A final step counts in no loss. Its value, from the state that the LSTM has there, bootstraps a
-truncated episode. Letters in shapes: S sequences of L steps, B of them in a minibatch; F features,
-H hidden units; K components of an action, A choices of each.
+truncated episode. Shapes: S sequences of L steps, B of them in a minibatch; observations of n
+numbers, F features, H hidden units; K components of an action, A choices of each.
 """
 
 import json
@@ -33,7 +33,6 @@ import sys
 import time
 import traceback
 import zipfile
-from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -46,8 +45,7 @@ import tyro
 from gymnasium import spaces
 from gymnasium.wrappers import vector as wrappers
 from torch import Tensor
-from torch import as_tensor as tensor
-from torch.distributions import Categorical, Independent, Normal
+from torch.distributions import Normal
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
@@ -58,7 +56,7 @@ SCRIPT = "ppo1_mpi"
 class Args:
     env_id: str = "CartPole-v1"  # Gymnasium's id; my_module:MyEnv-v0 imports my_module
     mask_velocity: bool = False  # hide the velocities: the task needs memory
-    async_envs: bool = False  # a process for each environment
+    async_envs: bool = False  # a process for each environment, if a rank has several
     total_timesteps: int = 500_000  # environment steps to train for
     seed: int = 1  # the same seed gives the same run
     torch_threads: int = 1  # CPU threads; more for large networks
@@ -72,8 +70,8 @@ class Args:
     gae_lambda: float = 0.95  # lambda of generalised advantage estimation
     norm_obs: bool = True  # normalise observations by their running mean and variance
 
-    encoder_size: int = 64  # units of both layers of each encoder
-    memory: Literal["none", "lstm"] = "none"  # after the encoders; without it L is 1
+    encoder_size: int = 64  # units of both layers of actor and critic
+    memory: Literal["none", "lstm"] = "none"  # before both; without it L is 1
     hidden_size: int = 128  # units of the LSTM (H)
     ablate_memory: bool = False  # keep no state from step to step, L = 1: a control
 
@@ -81,7 +79,7 @@ class Args:
     schedule: Literal["linear", "constant"] = "linear"  # learning_rate and clip_coef fall to 0
     clip_coef: float = 0.2  # epsilon of the surrogate
     ent_coef: float = 0.01  # weight of the entropy bonus
-    vf_coef: float = 1.0  # weight of the value loss
+    vf_coef: float = 2.0  # weight of the value loss
     target_kl: float = np.inf  # an update ends where the estimated KL exceeds 1.5 times this
 
     runs_dir: str = "runs"  # directory of the run directories
@@ -97,9 +95,8 @@ PRESETS: dict[tuple[str, bool], dict] = {  # better defaults for a task: (env_id
     ("CartPole-v1", False): dict(total_timesteps=25_000, norm_obs=False),
     ("CartPole-v1", True): dict(total_timesteps=100_000, memory="lstm"),
 }
-FIXED = (
-    "env_id", "mask_velocity", "encoder_size", "memory", "hidden_size", "ablate_memory", "norm_obs",
-)  # fmt: skip
+FIXED = ("env_id", "mask_velocity", "encoder_size", "memory", "hidden_size", "ablate_memory",
+         "norm_obs")  # fmt: skip
 VELOCITIES = {"CartPole": [1, 3], "MountainCar": [1], "Pendulum": [2], "LunarLander": [2, 3, 5]}
 
 
@@ -147,94 +144,88 @@ def linear(inputs: int, outputs: int, std: float = 2**0.5) -> nn.Linear:
 
 
 class Agent(nn.Module):
-    """A policy network and a value network, which share nothing. state (4, N, H) is h and c of the
-    policy's LSTM, then of the value's; without memory it is (0, N, H)."""
+    """Actor and critic, which share nothing, each after an LSTM if there is memory. state (4, N, H)
+    is h and c of the actor's LSTM, then of the critic's; without memory it is (0, N, H)."""
 
     def __init__(self, envs, args: Args):
         super().__init__()
         self.args, self.action_space = args, envs.single_action_space
         self.box = isinstance(self.action_space, spaces.Box)
         choices = num_choices(self.action_space)
-        self.exists = np.arange(choices.max()) < choices[:, None]  # (K, A): choices may be fewer
-        inputs = spaces.flatdim(envs.single_observation_space)
-        E, H = args.encoder_size, args.hidden_size
-        self.encoder = nn.Sequential(linear(inputs, E), nn.Tanh(), linear(E, E), nn.Tanh())
-        self.critic_encoder = nn.Sequential(linear(inputs, E), nn.Tanh(), linear(E, E), nn.Tanh())
+        self.shape = K, A = len(choices), max(choices)  # of an action's logits
+        inputs, E = spaces.flatdim(envs.single_observation_space), args.encoder_size
+        self.features = F = args.hidden_size if args.memory == "lstm" else inputs
         if args.memory == "lstm":
-            self.lstm, self.critic_lstm = ResetLSTM(E, H), ResetLSTM(E, H)
-        features = H if args.memory == "lstm" else E
-        self.actor = linear(features, self.exists.size, std=0.01)  # logits, or the mean
-        self.critic = linear(features, 1, std=1.0)
+            self.lstm, self.critic_lstm = ResetLSTM(inputs, F), ResetLSTM(inputs, F)
+        head = linear(E, K * A, std=0.01)  # logits, or the mean
+        missing = np.arange(A) >= choices[:, None]  # (K, A): a component may have fewer choices
+        head.bias.data[missing.ravel()] = -1e9
+        self.actor = nn.Sequential(linear(F, E), nn.Tanh(), linear(E, E), nn.Tanh(), head)
+        self.critic = nn.Sequential(linear(F, E), nn.Tanh(), linear(E, E), nn.Tanh())
+        self.critic.append(linear(E, 1, std=1.0))
         if self.box:
-            self.log_std = nn.Parameter(torch.zeros(len(choices)))
+            self.log_std = nn.Parameter(torch.zeros(K))
         sums = torch.tensor([[0.01], [0.0], [0.01]], dtype=torch.float64)  # as in baselines
         self.obs_sums: Tensor = nn.Buffer(sums.repeat(1, inputs))  # of 1, obs, obs**2: (3, n)
 
     def initial_state(self, num_envs: int) -> Tensor:
         rows = 4 if self.args.memory == "lstm" else 0
-        return self.actor.weight.new_zeros(rows, num_envs, self.args.hidden_size)
+        return torch.zeros(rows, num_envs, self.args.hidden_size)
 
-    def encode(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        """obs (..., n), as the environments return them -> both networks' features (..., F)."""
+    def normalize(self, obs: Tensor) -> Tensor:
+        """obs (..., n), as the environments return them -> as the networks take them."""
         if self.args.norm_obs:
             mean, square = self.obs_sums[1:] / self.obs_sums[0]
             std = (square - mean**2).clamp(min=0.01).sqrt()
             obs = ((obs - mean) / std).clamp(-5, 5).to(obs.dtype)
-        return self.encoder(obs), self.critic_encoder(obs)
+        return obs
 
-    def log_probs(self, h: Tensor, legal: Tensor) -> Tensor:
-        """The LSTM's h (..., H), legal choices (..., K, A) -> log-probabilities (..., K, A)."""
-        logits = self.actor(h).unflatten(-1, self.exists.shape)
-        return logits.masked_fill(~legal, -1e9).log_softmax(-1)
+    def sample_noise(self, *shape: int) -> Tensor:
+        """Noise for `act`, from the CPU's generator, whose state agent.pt holds: (*shape, K) of
+        standard deviation exp(log_std), or Gumbel's (*shape, K, A)."""
+        if self.box:
+            return torch.randn(*shape, self.shape[0]) * self.log_std.exp()
+        return -torch.empty(*shape, *self.shape).exponential_().log()
 
-    def policy(self, h: Tensor, legal: Tensor) -> Independent:
-        """The LSTM's or encoder's h (..., H), legal choices -> distribution of actions (..., K)."""
+    def act(self, h: Tensor, noise) -> Tensor:
+        """What the actor reads (N, F), noise of sample_noise -> actions (N, K), not clipped yet. A
+        logit plus Gumbel's noise is the largest with exactly the probability of its choice."""
+        x = self.actor(h)
+        return x + noise if self.box else (x.unflatten(-1, self.shape) + noise).argmax(-1)
+
+    def logprob_entropy(self, h: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+        """What the actor reads (..., F), actions (..., K) -> log-probability, entropy (...)."""
         if self.box:
             normal = Normal(self.actor(h), self.log_std.exp(), validate_args=False)
-            return Independent(normal, 1, validate_args=False)
-        categorical = Categorical(logits=self.log_probs(h, legal), validate_args=False)
-        return Independent(categorical, 1, validate_args=False)
-
-    def act(self, h: Tensor, legal: Tensor) -> Tensor:
-        """A sample (N, K) of policy(h, legal), with noise from the CPU's generator."""
-        if not self.box:
-            return sample(self.log_probs(h, legal))
-        noise = torch.randn(len(h), *self.log_std.shape).to(h.device)
-        return self.actor(h) + noise * self.log_std.exp()
+            return normal.log_prob(actions).sum(-1), normal.entropy().sum(-1)
+        logp = self.actor(h).unflatten(-1, self.shape).log_softmax(-1)
+        logprob = logp.gather(-1, actions.unsqueeze(-1)).sum((-2, -1))
+        return logprob, -(logp.exp() * logp).sum((-2, -1))
 
     def step(self, obs: Tensor, state: Tensor):
-        """obs (N, n), state -> h (N, H) for the policy, value (N,), next state."""
-        h, critic_h = self.encode(obs)
+        """obs (N, n), state -> what the actor reads and what the critic (N, F), next state."""
+        h = critic_h = self.normalize(obs)
         if self.args.memory == "lstm":
-            steps = self.lstm.step(h, state[:2]), self.critic_lstm.step(critic_h, state[2:])
-            h, critic_h, state = steps[0][0], steps[1][0], torch.cat(steps)
-        value = self.critic(critic_h).squeeze(-1)
-        return h, value, torch.zeros_like(state) if self.args.ablate_memory else state
+            state = torch.cat([self.lstm.step(h, state[:2]), self.critic_lstm.step(h, state[2:])])
+            h, critic_h = state[0], state[2]
+        return h, critic_h, torch.zeros_like(state) if self.args.ablate_memory else state
 
-    def evaluate_actions(self, obs, legal, state, final, actions):
-        """Sequences: obs (L, B, n), legal (L, B, K, A), the state before them (4, B, H), final
+    def evaluate_actions(self, obs, state, final, actions):
+        """Sequences: obs (L, B, n), the state before them (4, B, H), final
         (L, B), actions (L, B, K) -> logprob, entropy, value (L, B), meaningless on final steps."""
-        h, critic_h = self.encode(obs)
+        h = critic_h = self.normalize(obs)
         if self.args.memory == "lstm":
-            h = self.lstm(h, state[:2], final)
-            critic_h = self.critic_lstm(critic_h, state[2:], final)
-        policy, value = self.policy(h, legal), self.critic(critic_h).squeeze(-1)
-        return policy.log_prob(actions), policy.entropy(), value
+            h, critic_h = self.lstm(h, state[:2], final), self.critic_lstm(h, state[2:], final)
+        logprob, entropy = self.logprob_entropy(h, actions)
+        return logprob, entropy, self.critic(critic_h).squeeze(-1)
 
     @torch.inference_mode()
     def predict(self, obs, info: dict, state: Tensor | None, deterministic: bool = True):
         """obs (N, n), info of N environments, state, None at first -> actions, next state."""
         state = self.initial_state(len(obs)) if state is None else state
-        legal = torch.as_tensor(legal_choices(self.exists, info, np.zeros(len(obs), bool)))
         h, _, state = self.step(torch.as_tensor(np.float32(obs)), state)
-        actions = self.policy(h, legal).mode if deterministic else self.act(h, legal)
+        actions = self.act(h, 0 if deterministic else self.sample_noise(len(h)))
         return to_env(actions, self.action_space), state
-
-
-def sample(logp: Tensor) -> Tensor:
-    """Log-probabilities (..., K, A) -> choices (..., K). The largest p / Exp(1) is that of a choice
-    with probability p. Noise comes from the CPU's generator, whose state agent.pt holds."""
-    return (logp.exp() / torch.empty(logp.shape).exponential_().to(logp.device)).argmax(-1)
 
 
 def compute_gae(rewards, values, terminated, done, gamma: float, lam: float) -> np.ndarray:
@@ -262,18 +253,26 @@ def ppo_loss(logprob, old_logprob, advantage, clip_coef: float):
     return -surrogate.mean(), (ratio - 1 - log_ratio).mean().detach()
 
 
-def average(tensors: list, comm) -> None:
-    """In place: each tensor becomes its mean over the ranks, the same on each rank, bit for bit."""
-    vector = nn.utils.parameters_to_vector(tensors)
-    total = torch.empty_like(vector)
-    comm.Allreduce(vector.numpy(), total.numpy())
-    nn.utils.vector_to_parameters(total / comm.size, tensors)
+def flatten(agent: Agent):
+    """All weights as one vector (P,), whose .grad is their gradient. The agent's parameters become
+    pieces of it: one call averages, compares or changes them all (MpiAdam in baselines)."""
+    weights = nn.utils.parameters_to_vector(agent.parameters()).detach()
+    weights.grad = torch.zeros_like(weights)
+    sizes = [p.numel() for p in agent.parameters()]
+    for p, x, grad in zip(agent.parameters(), weights.split(sizes), weights.grad.split(sizes)):
+        p.data, p.grad = x.view_as(p), grad.view_as(p)
+    return weights
 
 
-def check_synced(agent: Agent, comm) -> None:
+def average(x: Tensor, comm) -> None:
+    """In place: x becomes its mean over the ranks, the same on each rank, bit for bit."""
+    comm.Allreduce(x.numpy().copy(), x.numpy())
+    x /= comm.size
+
+
+def check_synced(weights: Tensor, comm) -> None:
     """Raises RuntimeError on a rank whose weights are not those of rank 0, bit for bit."""
-    weights = nn.utils.parameters_to_vector(agent.parameters()).detach().numpy().tobytes()
-    if weights != comm.bcast(weights):
+    if weights.numpy().tobytes() != comm.bcast(weights.numpy().tobytes()):
         raise RuntimeError(f"the weights of rank {comm.rank} are no longer those of rank 0")
 
 
@@ -288,40 +287,40 @@ def train(args: Args) -> Agent:
     L = 1 if args.ablate_memory or args.memory == "none" else args.seq_len or T
     envs = make_envs(args, N)
     agent = Agent(envs, args)
-    optimizer = torch.optim.Adam(agent.parameters(), eps=1e-5, fused=True)
+    weights = flatten(agent)
+    optimizer = torch.optim.Adam([weights], eps=1e-5, fused=True)
     run = Run(args, envs, agent, optimizer)
-    for x in agent.state_dict().values():  # all begin with the weights of rank 0
-        comm.Bcast(x.numpy())
+    comm.Bcast(weights.numpy())  # all begin with those of rank 0
     # What the environments return is kept in NumPy arrays, what the agent computes in tensors.
+    tensor = torch.as_tensor
     obs = np.zeros((T + 1, N, spaces.flatdim(envs.single_observation_space)), np.float32)
-    legal = np.zeros((T + 1, N, *agent.exists.shape), bool)  # allowed choices
     final = np.zeros((T + 1, N), bool)  # obs[t] is the last of its episode
     rewards = np.zeros((T, N), np.float32)
     terminated, truncated = np.zeros((2, T, N), bool)
-    h = torch.zeros(T, N, agent.actor.in_features)
-    actions = torch.zeros(T, N, len(agent.exists), dtype=None if agent.box else torch.long)
-    values = torch.zeros(T + 1, N)
+    h, critic_h = torch.zeros(2, T + 1, N, agent.features)
+    actions = torch.zeros(T, N, agent.shape[0], dtype=None if agent.box else torch.long)
     states = torch.zeros(T // L, *agent.initial_state(N).shape)  # at sequence starts
 
     obs[0], info = envs.reset(seed=args.seed + run.step)
-    legal[0] = legal_choices(agent.exists, info, final[0])
-    state, updates = agent.initial_state(N), 0
+    state = agent.initial_state(N)
     while run.step < args.total_timesteps:
         # Rollout
         with torch.inference_mode():
+            noise = agent.sample_noise(T, N)
             for t in range(T):
+                check("action_mask" not in info, "--env-id: action masks are for rppo_lstm.py")
                 if t % L == 0:
                     states[t // L] = state
-                h[t], values[t], state = agent.step(tensor(obs[t]), state)
-                actions[t] = agent.act(h[t], tensor(legal[t]))
+                h[t], critic_h[t], state = agent.step(tensor(obs[t]), state)
+                actions[t] = agent.act(h[t], noise[t])
                 if final[t].any():
                     state = state.where(tensor(~final[t])[:, None], 0.0)
                 action = to_env(actions[t], agent.action_space)
                 obs[t + 1], rewards[t], terminated[t], truncated[t], info = envs.step(action)
                 final[t + 1] = terminated[t] | truncated[t]
-                legal[t + 1] = legal_choices(agent.exists, info, final[t + 1])
-            values[T] = agent.step(tensor(obs[T]), state)[1]
-            logprobs = agent.policy(h, tensor(legal[:T])).log_prob(actions)
+            critic_h[T] = agent.step(tensor(obs[T]), state)[1]
+            values = agent.critic(critic_h).squeeze(-1)
+            old_logprob = agent.logprob_entropy(h[:T], actions)[0]
         check_finite("obs", obs)
         check_finite("rewards", rewards)
 
@@ -330,44 +329,43 @@ def train(args: Args) -> Agent:
         v = values.numpy(force=True)
         advantages = compute_gae(rewards, v, terminated, done, args.gamma, args.gae_lambda)
         returns = advantages + v[:T]
-        mean, std = advantages[valid].mean(), advantages[valid].std()
-        advantages = (advantages - mean) / (std + 1e-8)
+        advantages = (advantages - advantages[valid].mean()) / (advantages[valid].std() + 1e-8)
 
         # Update, in minibatches of whole sequences
         remaining = 1 - run.step / args.total_timesteps if args.schedule == "linear" else 1
         optimizer.param_groups[0]["lr"] = remaining * args.learning_rate
-        targets = torch.stack([logprobs, tensor(advantages), tensor(returns)], -1)
-        rollout = tensor(obs[:T]), tensor(legal[:T]), tensor(final[:T]), actions, targets
+        targets = torch.stack([old_logprob, tensor(advantages), tensor(returns)], -1)
+        rollout = tensor(obs[:T]), tensor(final[:T]), actions, targets
         chunks = [x.unflatten(0, (T // L, L)).transpose(0, 1) for x in rollout]  # (L, T/L, N, ...)
-        s_obs, s_legal, s_final, s_actions, s_targets = (x.flatten(1, 2) for x in chunks)
+        s_obs, s_final, s_actions, s_targets = (x.flatten(1, 2) for x in chunks)
         s_states = states.transpose(0, 1).flatten(1, 2)  # (4, S, H); the others are (L, S, ...)
         S, losses = s_states.shape[1], []
         order = torch.cat([torch.randperm(S) for _ in range(args.update_epochs)])
         for batch in order.view(-1, S // args.num_minibatches):
-            inputs = [x[:, batch] for x in (s_obs, s_legal, s_states, s_final, s_actions)]
-            counts = ~s_final[:, batch]  # (L, B); from here on (M,): steps that are not final
+            inputs = [x[:, batch] for x in (s_obs, s_states, s_final, s_actions)]
+            counts = ~s_final[:, batch]  # (L, B); below, (M,): the steps that count
             logprob, entropy, value = (x[counts] for x in agent.evaluate_actions(*inputs))
             old_logprob, advantage, return_ = s_targets[:, batch][counts].unbind(-1)
             policy_loss, kl = ppo_loss(logprob, old_logprob, advantage, remaining * args.clip_coef)
-            value_loss = (value - return_).square().mean()
+            value_loss = 0.5 * (value - return_).square().mean()
             losses.append(torch.stack([policy_loss, value_loss, entropy.mean(), kl]).detach())
             if len(logprob) == 0:  # this rank adds losses and gradients of 0
                 losses[-1].zero_()
-            loss = policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy.mean()
-            optimizer.zero_grad()
-            loss.backward()
-            average([losses[-1], *(p.grad for p in agent.parameters())], comm)
-            if losses[-1][-1] > 1.5 * args.target_kl:  # as on every rank, so that none waits
+            average(losses[-1], comm)
+            if losses[-1][-1] > 1.5 * args.target_kl:  # on every rank, so that none waits
                 break
+            loss = policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy.mean()
+            optimizer.zero_grad(set_to_none=False)  # they stay pieces of weights.grad
+            loss.backward()
+            average(weights.grad, comm)
             optimizer.step()
-            if (updates := updates + 1) % 100 == 0:
-                check_synced(agent, comm)
+        check_synced(weights, comm)
 
-        if args.norm_obs:  # not earlier: logprobs are of the old statistics' policy
+        if args.norm_obs:  # not earlier: old_logprob is of the old statistics
             x = tensor(obs[:T][valid]).double()
             agent.obs_sums += comm.allreduce(torch.stack([torch.ones_like(x), x, x**2]).sum(1))
         run.log(int(valid.sum()), ("policy_loss", "value_loss", "entropy", "approx_kl"), losses)
-        obs[0], legal[0], final[0] = obs[T], legal[T], final[T]
+        obs[0], final[0] = obs[T], final[T]
 
     envs.close()
     run.finish()
@@ -416,7 +414,8 @@ def world():
 
 def make_envs(args: Args, num_envs: int, render_mode: str | None = None):
     """num_envs environments as one, whose observations are vectors (num_envs, n)."""
-    mode = "sync" if render_mode else "async" if args.async_envs else None  # None: its own, or sync
+    mode = "async" if args.async_envs else None  # None: its own vector form, or sync
+    mode = "sync" if render_mode or num_envs == 1 else mode  # for one, sync is the fastest
     kwargs: dict = {"render_mode": render_mode} if render_mode else {}
     try:
         envs = gym.make_vec(args.env_id, num_envs, mode, **kwargs)
@@ -450,18 +449,6 @@ def num_choices(space):
     raise ArgumentError(f"--env-id: actions of {space}: no script can choose them")
 
 
-def legal_choices(exists, info: dict, final):
-    """(N, K, A): what exists and is allowed by info's "action_mask", 1 or 0 for each choice of each
-    component, where an environment sent one. Final steps need no legal choice."""
-    legal = np.broadcast_to(exists, (len(final), *exists.shape)).copy()
-    if "action_mask" in info:
-        for n in np.flatnonzero(info.get("_action_mask", True) & ~final):
-            legal[n, exists] = np.hstack(info["action_mask"][n]).reshape(exists.sum())
-        if not legal.any(-1).all():
-            raise ValueError(f"an action_mask leaves no choice: {info['action_mask']}")
-    return legal
-
-
 def to_env(actions: Tensor, space) -> np.ndarray:
     """Actions (N, K), choices counted from 0 -> as the environments take them, within bounds."""
     array = actions.cpu().numpy().reshape(-1, *space.shape)
@@ -476,7 +463,7 @@ class Run:
     def __init__(self, args: Args, envs, agent: Agent, optimizer):
         self.args, self.agent, self.optimizer = args, agent, optimizer
         self.comm, self.queues = world(), (envs.return_queue, envs.length_queue)  # of this rank
-        self.returns, self.lengths = (deque[float](maxlen=100) for _ in range(2))  # of all ranks
+        self.returns, self.lengths = list[float](), list[float]()  # of all: the last 100
         self.step, seconds = 0, 0.0
         name = args.run_name or f"{args.env_id}__{SCRIPT}__{args.seed}__{time.time():.0f}"
         name = name.replace("/", "-").replace(":", "-")
@@ -517,7 +504,7 @@ class Run:
         seconds, self.logged = time.time() - self.logged, time.time()
         steps = self.comm.allreduce(steps)
         for new, last in zip(self.queues, (self.returns, self.lengths)):
-            last.extend(np.hstack(self.comm.allgather([*new])))
+            last[:] = [*last, *np.hstack(self.comm.allgather([*new]))][-100:]
             new.clear()
         self.timed.append((steps, seconds))
         self.step += steps
@@ -632,18 +619,16 @@ def parse_args() -> Args:
 
 
 def main() -> None:
-    """Exit code 2: an argument cannot be used. 1: an error, after its traceback. 130: Ctrl-C.
-    Each ends all ranks. Where all fail alike rank 0 says so, once, as the others wait for it."""
+    """Exit code 2: an argument cannot be used. 1: an error, after its traceback. 130: Ctrl-C."""
     args, rank, leave, python = Args(), 0, sys.exit, "python"
     try:
-        comm = world()
-        if comm.size > 1:
+        if (comm := world()).size > 1:  # each exit code ends all ranks
             rank, leave, python = comm.rank, comm.Abort, f"mpiexec -n {comm.size} python"
         args = parse_args()
         if rank == 0 or not args.play:
             play(args) if args.play else train(args)
     except ArgumentError as error:
-        time.sleep(3 * (rank > 0))
+        time.sleep(3 * (rank > 0))  # where all fail alike, rank 0 says so and ends the others
         print("error:", " ".join(str(error).split()), file=sys.stderr, flush=True)
         leave(2)
     except (Exception, KeyboardInterrupt) as error:

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, toy
+from gymnasium import spaces
+from torch.distributions import Categorical, Normal
 
 pytest.importorskip("mpi4py")
 import ranks  # noqa: E402
@@ -76,7 +78,7 @@ def test_ranks_are_one_process_with_the_union_of_their_rollouts(case, count, job
             for seen, (obs, finals, *targets) in zip(results, data):
                 inputs = seen["replays"][u]
                 t = (inputs[0].unsqueeze(-2) == obs).all(-1).int().argmax(-1)  # (L, B)
-                assert torch.equal(obs[t], inputs[0]) and torch.equal(finals[t], inputs[3])
+                assert torch.equal(obs[t], inputs[0]) and torch.equal(finals[t], inputs[2])
                 counts = ~finals[t]
                 old_logprob, advantage, return_ = (x[t][counts] for x in targets)
                 clip_coef = args.clip_coef * (1 - progress)
@@ -87,7 +89,8 @@ def test_ranks_are_one_process_with_the_union_of_their_rollouts(case, count, job
                     logprob, entropy, value = (x[counts] for x in agent.evaluate_actions(*inputs))
                     ratio = (logprob - old_logprob).exp()
                     surrogate = torch.min(ratio * advantage, ratio.clip(1 - clip_coef, 1 + clip_coef) * advantage)
-                    loss = loss + (-surrogate - args.ent_coef * entropy + (value - return_) ** 2).mean() / count
+                    value_loss = 0.5 * (value - return_) ** 2
+                    loss = loss + (-surrogate - args.ent_coef * entropy + args.vf_coef * value_loss).mean() / count
             for parameter in agent.parameters():
                 parameter.grad = torch.zeros_like(parameter)
             if loss.requires_grad:
@@ -124,13 +127,62 @@ def test_observations_are_normalised_as_in_baselines():
     count, total, squares = 1e-2 + len(x), x.sum(0), 1e-2 + (x**2).sum(0)
     std = (squares / count - (total / count) ** 2).clamp(min=1e-2).sqrt()
     assert std[1] == pytest.approx(0.1)  # the least
-    seen = []
-    agent.encoder.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     obs = x[:3].clone()
     obs[0, 0] = 1e6
-    agent.encode(obs.float())
-    assert seen[0][0, 0] == 5.0 and seen[0].dtype == torch.float32
-    assert np.allclose(seen[0], ((obs - total / count) / std).clip(-5, 5), atol=1e-4)
+    ours = agent.normalize(obs.float())
+    assert ours[0, 0] == 5.0 and ours.dtype == torch.float32
+    assert np.allclose(ours, ((obs - total / count) / std).clip(-5, 5), atol=1e-4)
+
+
+def agent_for(space):
+    """An agent with random weights and biases, in float64."""
+    args = module.Args(env_id=toy(action_space=space), encoder_size=8, norm_obs=False)
+    torch.manual_seed(4)
+    agent = module.Agent(module.make_envs(args, 1), args).double()
+    with torch.no_grad():
+        for parameter in agent.parameters():  # a missing choice's bias stays -1e9
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return agent
+
+
+@pytest.mark.parametrize("sizes", [[4], [2, 4, 3]])
+def test_choices_are_drawn_with_their_probabilities(sizes):
+    """Log-probability and entropy are torch's; a choice that does not exist is never made; predict's is the likeliest."""
+    space = spaces.MultiDiscrete(sizes) if len(sizes) > 1 else spaces.Discrete(sizes[0])
+    agent, h = agent_for(space), torch.rand(1, 3, dtype=torch.float64)
+    with torch.no_grad():
+        logits = agent.actor(h)[0].unflatten(-1, agent.shape)
+        parts = [Categorical(logits=x[:n]) for x, n in zip(logits, sizes)]
+        drawn = agent.act(h.expand(20_000, 3), agent.sample_noise(20_000))
+        logprob, entropy = agent.logprob_entropy(h.expand(20_000, 3), drawn)
+    assert (logprob - sum(p.log_prob(a) for p, a in zip(parts, drawn.T))).abs().max() <= 1e-12
+    assert (entropy - sum(p.entropy() for p in parts)).abs().max() <= 1e-12
+    for part, a in zip(parts, drawn.T):
+        share = a.bincount(minlength=len(part.probs)) / len(a)
+        assert len(share) == len(part.probs) and (share - part.probs).abs().max() < 0.02
+    action, _ = agent.float().predict(h.numpy(), {}, None)
+    assert action.ravel().tolist() == [int(p.probs.argmax()) for p in parts]
+
+
+def test_numbers_are_drawn_from_the_gaussian():
+    agent, h = agent_for(spaces.Box(-9, 9, (2,))), torch.rand(1, 3, dtype=torch.float64)
+    with torch.no_grad():
+        mean, std = agent.actor(h)[0], agent.log_std.exp()
+        drawn = agent.act(h.expand(20_000, 3), agent.sample_noise(20_000))
+        logprob, entropy = agent.logprob_entropy(h.expand(20_000, 3), drawn)
+    normal = Normal(mean, std)
+    assert (logprob - normal.log_prob(drawn).sum(-1)).abs().max() <= 1e-12
+    assert (entropy - normal.entropy().sum()).abs().max() <= 1e-12
+    assert (drawn.mean(0) - mean).abs().max() < 0.03 * std.max()
+    assert (drawn.std(0) / std - 1).abs().max() < 0.03
+    assert np.allclose(agent.float().predict(h.numpy(), {}, None)[0], mean, atol=1e-6)
+
+
+@pytest.mark.parametrize("masks", ["always", "step"])
+def test_masks_are_refused(masks, tmp_path):
+    args = module.Args(env_id=toy(masks=masks), runs_dir=str(tmp_path), total_timesteps=9)
+    with pytest.raises(module.ArgumentError, match="action masks are for rppo_lstm.py"):
+        module.train(args)
 
 
 @pytest.mark.parametrize("fault,words,speaker", [
