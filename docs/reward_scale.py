@@ -19,7 +19,7 @@ PPO_LOSS, CLIP = rppo_lstm.ppo_loss, torch.nn.utils.clip_grad_norm_
 SEEDS = 1, 2, 3
 
 
-def norms(norm_reward: bool, seed: int, runs_dir: str) -> list[list[tuple[float, float, float]]]:
+def norms(norm_reward: bool, seed: int, runs_dir: str, steps: int = 30_000) -> list[list[tuple[float, float, float]]]:
     """For each minibatch of each iteration: the norms of the policy loss's and of the value loss's
     gradient in the shared encoder and LSTM, before clipping, and the factor of clipping."""
     found: list = []
@@ -56,7 +56,7 @@ def norms(norm_reward: bool, seed: int, runs_dir: str) -> list[list[tuple[float,
     torch.nn.utils.clip_grad_norm_ = clip  # type: ignore[assignment]
     try:
         defaults = dict(rppo_lstm.PRESETS["CartPole-v1", True])
-        defaults |= dict(total_timesteps=30_000, anneal_lr=False)
+        defaults |= dict(total_timesteps=steps, anneal_lr=False)
         rppo_lstm.train(rppo_lstm.Args(
             env_id="CartPole-v1", mask_velocity=True, norm_reward=norm_reward, seed=seed,
             runs_dir=runs_dir, run_name=f"{norm_reward} {seed}", eval_episodes=0, **defaults,

@@ -10,6 +10,7 @@ from conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "docs"))
 import drawings  # noqa: E402
+import reward_scale  # noqa: E402
 
 
 @pytest.mark.parametrize("draw", drawings.DRAWINGS, ids=lambda draw: draw.__name__)
@@ -63,3 +64,17 @@ def test_the_page_on_reward_scale_says_what_was_measured():
         if int(row["iteration"]) <= 30:
             sums[row["norm_reward"]] += float(row["policy"]) * float(row["factor"])
     assert 50 < sums["True"] / sums["False"] < 150  # "a hundredth"
+
+
+def test_reward_scale_measures_both_gradients(tmp_path):
+    """They are those of the whole loss, in two parts, and without dividing the value's is larger."""
+    found = [reward_scale.norms(divided, 1, str(tmp_path), steps=1500) for divided in (True, False)]
+    for iterations in found:
+        assert len(iterations) == 2 and {len(x) for x in iterations} == {40}
+        for policy, value, factor in iterations[0]:
+            assert policy > 0 < value and factor <= 1.0
+            assert factor == 1.0 or (policy + value) * factor >= 0.2  # the heads have the rest of 0.5
+    first, second = (sum(value for _, value, _ in x[0]) for x in found)
+    assert second > 5 * first
+    policies = [x[0][0][0] for x in found]  # before any step, advantages are normalised
+    assert abs(policies[0] - policies[1]) <= 0.2 * policies[0]

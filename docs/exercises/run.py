@@ -110,12 +110,12 @@ def table(name: str) -> str:
     last = of_change[-1]
     seeds = [row["seed"] for row in of_change if row["commit"] == last["commit"]]
     lines = [
-        "| return of " + last["episodes"] + " episodes | " + " | ".join(f"seed {s}" for s in seeds) + " |",
+        f"| return of {last['episodes']} episodes, and of the last 100 in training | " + " | ".join(f"seed {s}" for s in seeds) + " |",
         "|---" * (len(seeds) + 1) + "|",
     ]
     for change in "unchanged", name:
         found = {
-            row["seed"]: row["eval_mean"] for row in rows
+            row["seed"]: f"{row['eval_mean']}, {row['return_100']}" for row in rows
             if (row["change"], row["task"], row["commit"]) == (change, last["task"], last["commit"])
         }  # fmt: skip
         lines.append(" | ".join([f"| {change}", *(found.get(seed, "-") for seed in seeds)]) + " |")
