@@ -98,7 +98,8 @@ PRESETS: dict[tuple, dict] = {  # better defaults for a task: (env_id, mask_velo
     ("Pendulum-v1", False): dict(num_envs=2, num_steps=1024, gamma=0.9, n_critic_updates=15),
     ("MountainCar-v0", False): dict(num_envs=2, num_steps=1024, n_critic_updates=20),
     ("HalfCheetah-v5", False): dict(target_kl=0.24, cg_damping=0.6, **MUJOCO),
-    ("Swimmer-v5", False): dict(target_kl=0.02, gamma=0.9999, gae_lambda=0.99, **MUJOCO),
+    ("Swimmer-v5", False): dict(target_kl=0.02, cg_damping=0.2, gamma=0.9999, gae_lambda=0.99,
+        **MUJOCO),
     ("Hopper-v5", False): dict(target_kl=0.03, cg_damping=0.3, **MUJOCO),
     ("Walker2d-v5", False): dict(target_kl=0.06, cg_damping=0.6, **MUJOCO),
 }  # fmt: skip
@@ -322,9 +323,8 @@ def conjugate_gradient(product, b: Tensor, max_steps: int) -> Tensor:
 
 @torch.no_grad()
 def line_search(agent: Agent, args: Args, old, rollout, actions, advantages, step: Tensor):
-    """Moves the policy by the first of the fractions 1, factor, factor^2, ... of step (P,) with
-    which the surrogate improves and the mean KL is below its target -> KL, improvement, fraction;
-    or by none of them, for a comparison with NaN is false."""
+    """Moves the policy by the first of the fractions 1, factor, factor^2, ... of step (P,) that
+    improves the surrogate at a mean KL below its target, if any -> KL, improvement, fraction."""
     parameters = agent.policy_parameters
     theta = nn.utils.parameters_to_vector(parameters)
     for i in range(args.line_search_max_iter):
@@ -333,7 +333,7 @@ def line_search(agent: Agent, args: Args, old, rollout, actions, advantages, ste
         new = agent(*rollout)
         kl = kl_divergence(old, new).mean().item()
         improvement = (surrogate(new, old, actions, advantages) - advantages.mean()).item()
-        if kl < args.target_kl and 0 < improvement < np.inf:
+        if kl < args.target_kl and 0 < improvement < np.inf:  # comparisons with NaN are false
             return kl, improvement, fraction
     nn.utils.vector_to_parameters(theta, parameters)
     return 0.0, 0.0, 0.0
