@@ -4,6 +4,7 @@ an environment that fails on rank 1."""
 import contextlib
 import os
 import signal
+from pathlib import Path
 
 import envs
 import gymnasium as gym
@@ -38,6 +39,7 @@ class Rank1(envs.Clock):
         self.life += 1
         obs, reward, terminated, truncated, info = super().step(action)
         if self.life == 100 and os.environ.get("PMI_RANK") == "1":
+            Path("fault").touch()
             if os.environ["FAULT"] == "raise":
                 raise RuntimeError("the simulator exploded")
             if os.environ["FAULT"] == "kill":
