@@ -89,7 +89,7 @@ class Args:
 
 
 PRESETS = {  # better defaults for a task: (env_id, mask_velocity)
-    ("CartPole-v1", True): dict(total_timesteps=10**5, num_steps=256, update_epochs=10, gamma=0.995),
+    ("CartPole-v1", True): dict(total_timesteps=10**5, num_steps=256, update_epochs=10, gamma=0.995)
 }
 FIXED = "env_id", "mask_velocity", "encoder_size", "hidden_size", "separate_critic", "ablate_memory"
 VELOCITIES = {"CartPole": [1, 3], "MountainCar": [1], "Pendulum": [2], "LunarLander": [2, 3, 5]}
