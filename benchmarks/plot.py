@@ -26,6 +26,28 @@ from matplotlib.ticker import EngFormatter  # noqa: E402
 
 COLORS = ["#3b8fd0", "#e0803a", "#3fa45b", "#b866b5", "#b59a2a", "#d05a5a"]
 GREY = "#808080"
+ZOO = "(rl-baselines3-zoo, one run)"
+CONTRIB = "(sb3-contrib's TRPO, 3 seeds, v3 of the task)"
+PUBLISHED = {  # at as many steps, where nothing else is said
+    ("cartpole-masked", "lstm"): f"500 {ZOO}",
+    ("pendulum-masked", "lstm"): f"-218 {ZOO}",
+    ("mountaincarcontinuous-masked", "lstm"): f"91.5 {ZOO}",
+    ("trpo-cartpole", "trpo"): f"500 {ZOO}",
+    ("trpo-acrobot", "trpo"): f"-83 {ZOO}",
+    ("trpo-mountaincar", "trpo"): f"-107 {ZOO}",
+    ("trpo-pendulum", "trpo"): f"-175 {ZOO}",
+    ("trpo-mountaincarcontinuous", "trpo"): f"92.5 {ZOO}",
+    ("trpo-lunarlander", "trpo"): f"133 {ZOO}",
+    ("trpo-lunarlandercontinuous", "trpo"): f"262 {ZOO}",
+    ("halfcheetah", "trpo"): f"1803 {CONTRIB}",
+    ("hopper", "trpo"): f"3372 {CONTRIB}",
+    ("walker2d", "trpo"): f"4502 {CONTRIB}",
+    ("swimmer", "trpo"): f"359 {CONTRIB}",
+    ("poc-memory", "lstm"): "1.197 (recurrent-ppo-truncated-bptt, 10 runs)",
+    ("minigrid-memory-s9", "lstm"): "0.926 (recurrent-ppo-truncated-bptt)",
+    ("popgym-repeat-previous-easy", "lstm"): "0.999 (Morad et al. 2023, GRU, 15M steps)",
+    ("pong", "gru"): "19.8 (CleanRL, 10M steps, 3 seeds)",
+}
 
 
 def iqm(x: np.ndarray) -> np.ndarray:
@@ -44,8 +66,8 @@ def interval(x: np.ndarray, samples: int = 10_000) -> tuple[np.ndarray, np.ndarr
 def table(tasks: list[str], results: Path = RESULTS) -> str:
     """Markdown: a row for each task and method. The threshold is Gymnasium's, if it has one."""
     lines = [
-        "| task | method | steps | seeds | return: IQM [95 %] | worst seed | solved |",
-        "|---|---|---|---|---|---|---|",
+        "| task | method | steps | seeds | return: IQM [95 %] | worst seed | solved | published |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     runs: dict[tuple[str, str], dict[str, dict]] = {}
     for row in read(results / "learning.csv"):
@@ -68,7 +90,9 @@ def table(tasks: list[str], results: Path = RESULTS) -> str:
                 share = (scores >= spec.reward_threshold).sum() / len(rows)  # a failed run is not
                 solved = f"{share:.0%} (>= {spec.reward_threshold:g})"
             steps = f"{int(rows[0]['steps']):,}"
-            lines.append(f"| {task} | {method} | {steps} | {count} | {mean} | {worst} | {solved} |")
+            published = PUBLISHED.get((task, method), "-")
+            cells = task, method, steps, count, mean, worst, solved, published
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
