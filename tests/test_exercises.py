@@ -107,16 +107,45 @@ def test_wrong_names_and_runs_are_refused_in_one_line(tmp_path):
         assert done.returncode and done.stderr.strip().split("\n")[-1].startswith(error), done.stderr
 
 
-def test_seeds_compare_with_the_script(tmp_path):
-    flags = [*SHORT, "--env-id", "CartPole-v1", "--total-timesteps", "200", "--eval-episodes", "2"]
-    command = [sys.executable, str(ROOT / "docs/exercises/run.py"), "adamw", "--seeds", "3:3"]
-    done = subprocess.run([*command, "--out", "out.csv", *flags], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    with open(tmp_path / "out.csv", newline="") as file:
+def test_seeds_compare_with_the_script(tmp_path, monkeypatch, capsys):
+    """A row for each run, which is not repeated; the page shows them."""
+    small = [*SHORT, "--total-timesteps", "200", "--eval-episodes", "2"]
+    flags = ["--env-id", "CartPole-v1", *small]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["run.py", "adamw", "--seeds", "3:3", "--out", "results.csv", *flags])
+    exercises.main()
+    with open("results.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(row["change"], row["seed"]) for row in rows] == [("unchanged", "3"), ("adamw", "3")]
     assert all(row["task"] == " ".join(flags) and float(row["eval_mean"]) >= 8 for row in rows)
-    assert len(done.stdout.splitlines()) == 2 and "seed 3, adamw: return" in done.stdout
+    printed = capsys.readouterr().out
+    assert len(printed.splitlines()) == 2 and "seed 3, adamw: return" in printed
+    exercises.main()
+    assert capsys.readouterr().out == ""
+    monkeypatch.setattr(exercises, "HERE", tmp_path)
+    lines = exercises.table("adamw").splitlines()
+    for line, row in zip(lines[2:4], rows):
+        assert line == f"| {row['change']} | {row['eval_mean']}, {row['return_100']} |"
+    assert lines[0].endswith("| seed 3 |") and " ".join(flags) in lines[-1]
+    assert exercises.table("gru").startswith("Not measured yet")
+
+
+def test_all_takes_the_commands_of_the_pages(monkeypatch):
+    compared = []
+    monkeypatch.setattr(exercises, "compare", lambda *inputs: compared.append(inputs))
+    monkeypatch.setattr(sys, "argv", ["run.py", "all", "--seeds", "1:2", "--eval-episodes", "20"])
+    exercises.main()
+    plain = "--env-id CartPole-v1 --mask-velocity".split()
+    assert compared[0] == ("no_bootstrap", 1, None, [*plain, "--eval-episodes", "20"])
+    assert compared[-1] == ("recompute", 2, None, [*plain, "--seq-len", "32", "--eval-episodes", "20"])
+    assert [name for name, *_ in compared] == 2 * [*exercises.EXERCISES]
+
+
+def test_figures_are_of_exercises_that_exist():
+    rows = exercises.read(ROOT / "docs/exercises/results.csv")
+    keys = [(row["task"], row["change"], row["seed"]) for row in rows]
+    assert len({*keys}) == len(keys) and {key[1] for key in keys} <= {"unchanged", *exercises.EXERCISES}
+    assert all(8 <= float(row["eval_mean"]) <= 500 and row["commit"] for row in rows)
 
 
 @pytest.mark.parametrize("name,value", [("unchanged", 5.0), ("no_bootstrap", 1 / (1 - 0.8 * 0.8))])

@@ -1,8 +1,10 @@
 """rppo_lstm.py with one change: that of an exercise, the diff on its page.
 
     python docs/exercises/run.py gru --env-id CartPole-v1 --mask-velocity  # flags are the script's
-    python docs/exercises/run.py gru --seeds 1:3 --env-id ...  # a table: the script, and the change
+    python docs/exercises/run.py gru --seeds 1:3 --env-id ...  # the script, and the change
+    python docs/exercises/run.py all --seeds 1:3 --out docs/exercises/results.csv  # the pages' figures
 
+--out FILE adds rows to a CSV file; what has a row there is not trained again: delete it for that.
 A run remembers its change: --resume and --play need no name.
 """
 
@@ -72,33 +74,36 @@ def read(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def compare(name: str, seeds: str, out: Path | None, flags: list[str]) -> None:
-    """Trains the script and the changed one with each seed; a line for each, and a row of out,
-    where what has a row already is not trained again."""
+def compare(name: str, seed: int, out: Path | None, flags: list[str]) -> None:
+    """Trains the script and the changed one; a line for each, and a row of out."""
     git = ["git", "-C", str(ROOT), "log", "-1", "--format=%h", "--", "rppo_lstm.py"]
     commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
-    first, last = map(int, seeds.split(":"))
-    for seed in range(first, last + 1):
-        for change in dict.fromkeys(["unchanged", name]):
-            row = {"task": " ".join(flags), "change": change, "seed": str(seed)}
-            if out and any(known.items() >= row.items() for known in read(out)):
-                continue
-            with tempfile.TemporaryDirectory() as folder:
-                command = [sys.executable, __file__, change, *flags, "--seed", str(seed)]
-                command += ["--runs-dir", folder, "--run-name", "run"]
-                subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-                result = json.loads(Path(folder, "run/result.json").read_text())
-            evaluation = result["evaluation"]
-            row |= {"eval_mean": f"{np.mean(evaluation):.1f}", "episodes": str(len(evaluation))}
-            row |= {"return_100": f"{np.mean(result['returns']):.1f}", "commit": commit}
-            print(f"seed {seed}, {change}: return {row['eval_mean']}, {result['sps']:.0f} steps a second")
-            if out:
-                new = not out.exists()
-                with open(out, "a", newline="") as file:
-                    writer = csv.DictWriter(file, row, lineterminator="\n")
-                    if new:
-                        writer.writeheader()
-                    writer.writerow(row)
+    for change in dict.fromkeys(["unchanged", name]):
+        row = {"task": " ".join(flags), "change": change, "seed": str(seed)}
+        if out and any(known.items() >= row.items() for known in read(out)):
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            command = [sys.executable, __file__, change, *flags, "--seed", str(seed)]
+            command += ["--runs-dir", folder, "--run-name", "run"]
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+            result = json.loads(Path(folder, "run/result.json").read_text())
+        evaluation = result["evaluation"]
+        row |= {"eval_mean": f"{np.mean(evaluation):.1f}", "episodes": str(len(evaluation))}
+        row |= {"return_100": f"{np.mean(result['returns']):.1f}", "commit": commit}
+        speed = f"{result['sps']:.0f} steps a second"
+        print(f"seed {seed}, {change}: return {row['eval_mean']}, {speed}", flush=True)
+        if out:
+            new = not out.exists()
+            with open(out, "a", newline="") as file:
+                writer = csv.DictWriter(file, row, lineterminator="\n")
+                if new:
+                    writer.writeheader()
+                writer.writerow(row)
+
+
+def flags_of(name: str) -> list[str]:
+    """Of the command on the page, those of the script."""
+    return EXERCISES[name].read_text().split("--seeds 1:3 ")[1].split("\n")[0].split()
 
 
 def table(name: str) -> str:
@@ -107,33 +112,38 @@ def table(name: str) -> str:
     of_change = [row for row in rows if row["change"] == name]
     if not of_change:
         return f"Not measured yet: `python docs/exercises/run.py {name} --seeds 1:3`."
-    last = of_change[-1]
-    seeds = [row["seed"] for row in of_change if row["commit"] == last["commit"]]
+    task, episodes = of_change[-1]["task"], of_change[-1]["episodes"]
+    rows = [row for row in rows if row["task"] == task]
+    seeds = [row["seed"] for row in of_change if row["task"] == task]
     lines = [
-        f"| return of {last['episodes']} episodes, and of the last 100 in training | " + " | ".join(f"seed {s}" for s in seeds) + " |",
+        f"| return of {episodes} episodes, and of the last 100 in training | "
+        + " | ".join(f"seed {seed}" for seed in seeds) + " |",
         "|---" * (len(seeds) + 1) + "|",
-    ]
+    ]  # fmt: skip
     for change in "unchanged", name:
-        found = {
-            row["seed"]: f"{row['eval_mean']}, {row['return_100']}" for row in rows
-            if (row["change"], row["task"], row["commit"]) == (change, last["task"], last["commit"])
-        }  # fmt: skip
-        lines.append(" | ".join([f"| {change}", *(found.get(seed, "-") for seed in seeds)]) + " |")
-    return "\n".join([*lines, "", f"`{last['task']}`, commit {last['commit']}."])
+        found = {row["seed"]: row for row in rows if row["change"] == change}
+        cells = ["{eval_mean}, {return_100}".format(**found[s]) if s in found else "-" for s in seeds]
+        lines.append(f"| {' | '.join([change, *cells])} |")
+    commits = dict.fromkeys(row["commit"] for row in rows if row["change"] in ("unchanged", name))
+    return "\n".join([*lines, "", f"`{task}`, commit {', '.join(commits)}."])
 
 
 def main() -> None:
     name, *flags = sys.argv[1:] or ["--help"]
     if name.startswith("-"):
         name, flags = change_of([name, *flags]), [name, *flags]
-    if name not in {"unchanged", *EXERCISES}:
-        sys.exit(f"error: {name} is not one of unchanged, {', '.join(EXERCISES)}")
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--seeds")
     parser.add_argument("--out", type=Path)
     options, flags = parser.parse_known_args(flags)
+    if name not in {"unchanged", *EXERCISES, *(["all"] if options.seeds else [])}:
+        sys.exit(f"error: {name} is not one of unchanged, {', '.join(EXERCISES)}")
     if options.seeds:
-        return compare(name, options.seeds, options.out, flags)
+        first, last = map(int, options.seeds.split(":"))
+        for seed in range(first, last + 1):
+            for x in EXERCISES if name == "all" else [name]:
+                compare(x, seed, options.out, [*(flags_of(x) if name == "all" else []), *flags])
+        return
     with tempfile.TemporaryDirectory() as folder:
         sys.argv[1:] = flags
         load(name, folder).main()
