@@ -1,0 +1,268 @@
+"""Every command on every page runs, and pages and README say what the repository says.
+
+Commands are those of fenced bash blocks, of README.md and of the pages as they are built, and those
+in backquotes. They run as written, in an empty folder with the scripts in it, but for a shorter
+training. FLAGS makes it short; a command that cannot run here is in ELSEWHERE, with the reason.
+"""
+
+import html
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import MODULES, ROOT
+
+pytest.importorskip("matplotlib")
+pytest.importorskip("pygments")
+sys.path[:0] = [str(ROOT / "docs"), str(ROOT / "benchmarks")]
+import learning  # noqa: E402
+import plot  # noqa: E402
+import throughput  # noqa: E402
+
+import build  # noqa: E402
+
+PPO = "--num-envs 4 --num-steps 8 --num-minibatches 2 --update-epochs 1 --seq-len 0 --hidden-size 8 --total-timesteps"
+FLAGS = {  # a short training, and a longer one for --resume
+    "rppo_lstm": (f"{PPO} 32", f"{PPO} 64"),
+    "rppo_continuous": (f"{PPO} 32 --sde-sample-freq -1", f"{PPO} 64"),
+    "rppo_gru_atari": (f"{PPO} 32 --max-episode-frames 400", f"{PPO} 64"),
+    "trpo": ("--num-envs 2 --num-steps 32 --n-critic-updates 1 --total-timesteps 64", "--total-timesteps 128"),
+    "ppo1_mpi": ("--num-steps 32 --seq-len 16 --total-timesteps 64", "--total-timesteps 256"),
+}
+ELSEWHERE = {  # what a command has, and why it does not run here
+    "docs/recipes/": "tests/test_recipes.py runs each recipe",
+    "docs/exercises/": "tests/test_exercises.py runs each exercise",
+    "tests/mutants/": "minutes of it; it runs the tests",
+    "HOST:": "needs two machines",
+    "-hosts a,b": "needs two machines",
+    "--serve": "never ends; test_the_site_builds builds the same pages",
+}
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory) -> dict[str, str]:
+    """README.md, and every page as docs/build.py fills it in."""
+    out = tmp_path_factory.mktemp("build")
+    build.render(out)
+    found = {path.relative_to(out).as_posix(): path.read_text() for path in out.rglob("*.md")}
+    return found | {"README.md": (ROOT / "README.md").read_text()}
+
+
+def commands_of(page: str) -> list[str]:
+    """Of fenced bash blocks, each line; of the text, what begins like a command; without comments."""
+    blocks = re.findall(r"(?ms)^ *```(?:bash|sh)\n(.*?)^ *```", page)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").split("\n")]
+    text = re.sub(r"(?ms)^ *```.*?^ *```", "", page)
+    lines += re.findall(r"`((?:python|mpiexec|torchrun|pip) [\w/.-]+[./\"][^`]*)`", text)
+    lines = [re.sub(r"\s+#.*", "", line).strip() for line in lines]
+    return [command for line in lines for command in line.split(" && ") if command]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """What a reader's folder has: the scripts, and a run of each in runs/NAME."""
+    path = tmp_path_factory.mktemp("reader")
+    for name in ["docs", "benchmarks", "pyproject.toml", "constraints.txt"]:
+        (path / name).symlink_to(ROOT / name)
+    for script in MODULES:
+        shutil.copy(ROOT / f"{script}.py", path)
+    return path
+
+
+class Reader:
+    """Runs commands as a reader does; scripts in this process, where torch is loaded already."""
+
+    def __init__(self, folder: Path, monkeypatch):
+        self.folder, self.monkeypatch = folder, monkeypatch
+        monkeypatch.chdir(folder)
+        monkeypatch.setenv("DISPLAY", ":0")  # for --play; SDL_VIDEODRIVER is dummy
+
+    def run(self, command: str) -> None:
+        words = shlex.split(command)
+        while "=" in words[0]:
+            self.monkeypatch.setenv(*words.pop(0).split("=", 1))
+        program = next((w for w in words if w.endswith(".py") and Path(w).name == w), "")
+        script = "rppo_lstm" if program == "mine.py" else program.removesuffix(".py")
+        if words[0] == "pip":
+            check_pip(words[1:])
+        elif words[0] == "pytest":
+            assert words == ["pytest"]  # this
+        elif words[0] in ("cp", "diff"):
+            assert subprocess.run(words, stdout=subprocess.DEVNULL).returncode == (words[0] == "diff")
+        elif "benchmarks/learning.py" in words:
+            assert {*words[2:]} <= {*learning.TASKS}
+        elif "benchmarks/throughput.py" in words:
+            assert {*words[2:]} <= {section for section, *_ in throughput.SYSTEMS}
+        else:
+            assert script in FLAGS, "a command that no rule covers"
+            self.train(script, [*words[: words.index(program)]], words[words.index(program) + 1 :])
+
+    def train(self, script: str, launcher: list[str], flags: list[str]) -> None:
+        short, longer = FLAGS[script]
+        of_run = {"--play", "--resume"} & {*flags}
+        before = {*Path("runs").glob("*")}
+        if of_run:  # of a run that an earlier command has left
+            run_dir = next(path for path in before if f"__{script}__" in path.name)
+            flags = [re.sub(r"runs/RUN(/best)?", str(run_dir), flag) for flag in flags]
+            flags += longer.split() if "--resume" in flags else []
+        else:
+            flags += short.split()
+        flags += ["--eval-episodes", "1"]
+        if launcher == ["python"] and script != "ppo1_mpi":
+            self.monkeypatch.setattr(sys, "argv", [f"{script}.py", *flags])
+            MODULES[script].main()
+        else:
+            count = {"8": "2", "--nproc-per-node=8": "--nproc-per-node=2"}
+            launcher = [count.get(word, word) for word in launcher]
+            launcher = [sys.executable if word == "python" else word for word in launcher]
+            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+            subprocess.run([*launcher, f"{script}.py", *flags], check=True, env=environment)
+        new = {*Path("runs").glob("*")} - before
+        if not of_run:
+            assert len(new) == 1 and (new.pop() / "result.json").exists()
+        if "--capture-video" in flags:
+            assert [*Path(run_dir, "videos").glob("*.mp4")]
+
+
+def check_pip(words: list[str]) -> None:
+    """Extras and constraints exist, packages are among the extras' requirements."""
+    metadata = (ROOT / "pyproject.toml").read_text()
+    assert words[0] == "install"
+    for word in words[1:]:
+        if word.startswith("-"):
+            assert word == "-c"
+        elif word.startswith(".["):
+            for extra in word[2:-1].split(","):
+                assert re.search(rf"^{extra} = \[", metadata, re.M), extra
+        else:
+            assert word == "." or (ROOT / word).exists() or f'"{word}>=' in metadata, word
+
+
+def test_every_command_runs(pages, folder, monkeypatch, capfd):
+    unique = {command: page for page, text in pages.items() for command in commands_of(text)}
+    assert len(unique) > 30  # else they are no longer found
+    skipped = set()
+    for command, page in sorted(unique.items(), key=lambda x: "runs/RUN" in x[0]):
+        if reason := next((part for part in ELSEWHERE if part in command), None):
+            skipped.add(reason)
+            continue
+        with monkeypatch.context() as patch:
+            try:
+                Reader(folder, patch).run(command)
+            except (Exception, SystemExit) as error:
+                said = capfd.readouterr()
+                raise AssertionError(f"{page}: {command}\n{said.out}{said.err}") from error
+    assert skipped == {*ELSEWHERE}, "a reason that no command has"
+
+
+@pytest.mark.parametrize("kind", ["recipes", "exercises"])
+def test_what_runs_elsewhere_does(kind):
+    """Each recipe and exercise is named in its own test."""
+    tests = (ROOT / f"tests/test_{kind}.py").read_text()
+    stems = {path.stem for path in (ROOT / "docs" / kind).glob("*.py" if kind == "recipes" else "[0-9]*.md")}
+    assert stems and all(re.sub(r"^\d+_", "", stem) in tests for stem in stems)
+
+
+def test_python_on_the_pages_runs(pages, folder, monkeypatch, capfd):
+    """The programs, that is the blocks that begin with an import."""
+    blocks = re.findall(r"(?ms)^```python\n(import .*?)^```", "\n".join(pages.values()))
+    assert blocks
+    with monkeypatch.context() as patch:
+        Reader(folder, patch).run("python rppo_lstm.py --env-id CartPole-v1 --seed 7")
+        (run_dir,) = Path("runs").glob("*__rppo_lstm__7__*")
+        patch.syspath_prepend(str(folder))
+        for block in blocks:
+            names: dict = {}
+            exec(block.replace("runs/RUN", str(run_dir)), names)
+            assert names["done"] and np.isfinite(names["reward"]).all()
+
+
+def test_readme_has_the_figures_of_the_results():
+    """python benchmarks/plot.py readme writes both."""
+    shown = re.search(plot.MARKERS, (ROOT / "README.md").read_text(), re.S)
+    table = shown[0].removeprefix(shown[1]).removesuffix(shown[2]).strip()
+    assert table == plot.figures()
+    for scheme in "light", "dark":
+        assert plot.digest() in (ROOT / f"docs/img/readme-{scheme}.svg").read_text()
+
+
+def test_the_site_builds(tmp_path):
+    """Strictly: no link or anchor leads nowhere, and nothing comes from the network."""
+    pytest.importorskip("zensical")
+    (tmp_path / "build").mkdir()
+    build.build(tmp_path / "build", tmp_path / "site")
+    pages = [*(tmp_path / "site").rglob("*.html")]
+    assert len(pages) > 20
+    for page in pages:
+        loaded = re.findall(r"<(?:script|img|link|source)[^>]*(?:src|href)=\"?(https?:[^\" >]+)", page.read_text())
+        assert loaded == [], page
+    whole = (tmp_path / "site/reading/rppo_lstm/index.html").read_text()
+    for number in range(1, len(build.text("rppo_lstm")) + 1):
+        blank = not build.text("rppo_lstm")[number - 1].strip()
+        assert blank or f'id="L{number}"' in whole
+
+
+@pytest.mark.parametrize(
+    "markdown, error",
+    [
+        ("{{ source rppo_lstm.compute_gaee }}", "rppo_lstm.py has no compute_gaee"),
+        ("{{ source rppo.train }}", "there is no rppo.py"),
+        ("{{ file docs/none.diff }}", "there is no docs/none.diff"),
+        ("{{ results cartpol }}", "has no task cartpol"),
+        ("{{ throughput w9 }}", "has no section w9"),
+        ("{{ exercise none }}", "has no none"),
+        ("{{ sauce rppo_lstm.train }}", "there is no {{ sauce }}"),
+    ],
+)
+def test_a_name_that_does_not_exist_ends_the_build(markdown, error):
+    with pytest.raises(build.BuildError, match=re.escape(error)):
+        build.fill(markdown)
+
+
+@pytest.mark.parametrize(
+    "change, error",
+    [
+        (("## compute_gae", "## compute_gea"), "has no block compute_gea"),
+        (("## compute_gae\n", "### compute_gae\n"), "has no note compute_gae"),
+        (("## `# Advantages`", "## `# Advantagez`"), "0 lines with `# Advantagez`"),
+        (("## `# Advantages`", '## `"""`'), 'lines with `"""`'),
+        (("## sample\n", "## linear\n"), "twice: linear"),
+        (("## load\n", "## sample\n"), "twice: sample"),
+        (("## docstring\n", ""), "no note docstring"),
+    ],
+)
+def test_notes_that_drift_end_the_build(tmp_path, monkeypatch, change, error):
+    shutil.copytree(ROOT / "docs/reading", tmp_path / "docs/reading")
+    shutil.copy(ROOT / "rppo_lstm.py", tmp_path)
+    page = tmp_path / "docs/reading/rppo_lstm.md"
+    assert page.read_text().count(change[0]) >= 1
+    page.write_text(page.read_text().replace(*change, 1))
+    monkeypatch.setattr(build, "ROOT", tmp_path)
+    with pytest.raises(build.BuildError, match=re.escape(error)):
+        build.reading("rppo_lstm")
+
+
+@pytest.mark.parametrize("script", [name for name, parent in build.PARENTS.items() if parent])
+def test_the_differences_are_all_shown(script):
+    """Rows of a diff, put together, are the block and the parent's, and no lines are lost."""
+    parent = build.PARENTS[script]
+    for name, block in build.blocks(script).items():
+        rows = build.difference(script, name, name)
+        numbers = [row.number for row in rows if row.kind != "del"]
+        assert numbers == [*range(block.first, block.last + 1)]
+        for row in rows:
+            lines = build.text(parent if row.kind == "del" else script)
+            plain = re.sub(r"<[^>]*>", "", row.code)
+            assert html.unescape(plain) == lines[row.number - 1]
+
+
+def test_equations():
+    shown = build.equations("delta_t = r_t + gamma V_{t+1} - V_t <= x^2")
+    assert "δ<sub><i>t</i></sub> = <i>r</i><sub><i>t</i></sub> + γ <i>V</i><sub><i>t</i>+1</sub> − " in shown
+    assert "≤ <i>x</i><sup>2</sup>" in shown
