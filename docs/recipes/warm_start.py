@@ -14,8 +14,10 @@ import rppo_lstm
 
 if __name__ == "__main__":
     if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
-        sys.exit("usage: python docs/recipes/warm_start.py runs/RUN [flags of rppo_lstm.py]")
-    source = sys.argv.pop(1)
+        print("error: say warm_start.py runs/RUN, then flags of rppo_lstm.py", file=sys.stderr)
+        sys.exit(2)
+    source = sys.argv[1]
+    sys.argv[:2] = [" ".join(sys.argv[:2])]  # the command that goes on after Ctrl-C
 
     class WarmAgent(rppo_lstm.Agent):
         def __init__(self, envs, args):
