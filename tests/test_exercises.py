@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import subprocess
 import sys
 
@@ -68,7 +69,8 @@ def test_a_page_has_a_question_a_diff_a_command_a_hint_and_an_answer(name):
     assert max(map(len, diff)) <= 101 and sum(line[:1] == "+" for line in diff) <= 23
     assert f"{{{{ exercise {name} }}}}" in text
     index = (ROOT / "docs/exercises.md").read_text()
-    assert index.count(f"(exercises/{page.name})") == 1
+    added = sum(line[:1] == "+" for line in diff)
+    assert re.search(rf"\| {int(page.name[:2])} \| \[[^]]+\]\(exercises/{page.name}\) \| {added} \|", index)
 
 
 def test_pages_are_numbered_and_a_diff_that_does_not_fit_is_an_error(tmp_path, monkeypatch):
