@@ -157,10 +157,10 @@ class Agent(nn.Module):
         self.features = F = args.hidden_size if args.memory == "lstm" else inputs
         if args.memory == "lstm":
             self.lstm, self.critic_lstm = ResetLSTM(inputs, F), ResetLSTM(inputs, F)
-        head = linear(E, K * A, std=0.01)  # logits, or the mean
+        self.encoder = nn.Sequential(linear(F, E), nn.Tanh(), linear(E, E), nn.Tanh())
+        self.actor = linear(E, K * A, std=0.01)  # logits, or the mean
         missing = np.arange(A) >= choices[:, None]  # (K, A): a component may have fewer choices
-        head.bias.data[missing.ravel()] = -1e9
-        self.actor = nn.Sequential(linear(F, E), nn.Tanh(), linear(E, E), nn.Tanh(), head)
+        self.actor.bias.data[missing.ravel()] = -1e9
         self.critic = nn.Sequential(linear(F, E), nn.Tanh(), linear(E, E), nn.Tanh())
         self.critic.append(linear(E, 1, std=1.0))
         if self.box:
@@ -170,7 +170,7 @@ class Agent(nn.Module):
 
     def initial_state(self, num_envs: int) -> Tensor:
         rows = 4 if self.args.memory == "lstm" else 0
-        return torch.zeros(rows, num_envs, self.args.hidden_size)
+        return self.actor.weight.new_zeros(rows, num_envs, self.args.hidden_size)
 
     def normalize(self, obs: Tensor) -> Tensor:
         """obs (..., n), as the environments return them -> as the networks take them."""
@@ -190,15 +190,16 @@ class Agent(nn.Module):
     def act(self, h: Tensor, noise) -> Tensor:
         """What the actor reads (N, F), noise of sample_noise -> actions (N, K), not clipped yet. A
         logit plus Gumbel's noise is the largest with exactly the probability of its choice."""
-        x = self.actor(h)
+        x = self.actor(self.encoder(h))
         return x + noise if self.box else (x.unflatten(-1, self.shape) + noise).argmax(-1)
 
     def logprob_entropy(self, h: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
         """What the actor reads (..., F), actions (..., K) -> log-probability, entropy (...)."""
+        x = self.actor(self.encoder(h))
         if self.box:
-            normal = Normal(self.actor(h), self.log_std.exp(), validate_args=False)
+            normal = Normal(x, self.log_std.exp(), validate_args=False)
             return normal.log_prob(actions).sum(-1), normal.entropy().sum(-1)
-        logp = self.actor(h).unflatten(-1, self.shape).log_softmax(-1)
+        logp = x.unflatten(-1, self.shape).log_softmax(-1)
         logprob = logp.gather(-1, actions.unsqueeze(-1)).sum((-2, -1))
         return logprob, -(logp.exp() * logp).sum((-2, -1))
 

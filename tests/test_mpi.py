@@ -156,7 +156,7 @@ def test_choices_are_drawn_with_their_probabilities(sizes):
     space = spaces.MultiDiscrete(sizes) if len(sizes) > 1 else spaces.Discrete(sizes[0])
     agent, h = agent_for(space), torch.rand(1, 3, dtype=torch.float64)
     with torch.no_grad():
-        logits = agent.actor(h)[0].unflatten(-1, agent.shape)
+        logits = agent.actor(agent.encoder(h))[0].unflatten(-1, agent.shape)
         parts = [Categorical(logits=x[:n]) for x, n in zip(logits, sizes)]
         drawn = agent.act(h.expand(20_000, 3), agent.sample_noise(20_000))
         logprob, entropy = agent.logprob_entropy(h.expand(20_000, 3), drawn)
@@ -172,7 +172,7 @@ def test_choices_are_drawn_with_their_probabilities(sizes):
 def test_numbers_are_drawn_from_the_gaussian():
     agent, h = agent_for(spaces.Box(-9, 9, (2,))), torch.rand(1, 3, dtype=torch.float64)
     with torch.no_grad():
-        mean, std = agent.actor(h)[0], agent.log_std.exp()
+        mean, std = agent.actor(agent.encoder(h))[0], agent.log_std.exp()
         drawn = agent.act(h.expand(20_000, 3), agent.sample_noise(20_000))
         logprob, entropy = agent.logprob_entropy(h.expand(20_000, 3), drawn)
     normal = Normal(mean, std)

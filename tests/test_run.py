@@ -24,6 +24,7 @@ SHORT = {
     "rppo_lstm": "--env-id CartPole-v1 --mask-velocity --num-envs 4 --num-steps 32 --hidden-size 16 --num-minibatches 2 --update-epochs 2",
     "rppo_continuous": "--env-id Pendulum-v1 --mask-velocity --num-envs 4 --num-steps 32 --hidden-size 16 --num-minibatches 2 --update-epochs 2",
     "trpo": "--env-id CartPole-v1 --mask-velocity --num-envs 4 --num-steps 32 --hidden-size 16 --encoder-size 16 --n-critic-updates 2",
+    "ppo1_mpi": "--env-id CartPole-v1 --mask-velocity --num-envs 4 --num-steps 32 --hidden-size 16 --encoder-size 16 --num-minibatches 2 --update-epochs 2",
 }
 RUNS = [script for script in SHORT if script in SCRIPTS]
 TESTS = {"PYTHONPATH": str(ROOT / "tests")}
@@ -283,6 +284,12 @@ OWN = {
         ("--target-kl -1", "target_kl -1"),
         ("--line-search-shrinking-factor 1.5", "line_search_shrinking_factor 1.5"),
         ("--sub-sampling-factor 0", "sub_sampling_factor 0"),
+    ],
+    "ppo1_mpi": [
+        ("--seq-len 24", "--seq-len 24: must divide --num-steps 32"),
+        ("--num-minibatches 3", "--num-minibatches 3: must divide the 8 sequences"),
+        ("--memory none --num-minibatches 3", "--num-minibatches 3: must divide the 128 sequences"),
+        ("--vf-coef -1", "vf_coef -1"),
     ],
 }
 
