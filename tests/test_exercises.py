@@ -124,7 +124,7 @@ def test_seeds_compare_with_the_script(tmp_path, monkeypatch, capsys):
     assert len(printed.splitlines()) == 2 and "seed 3, adamw: return" in printed
     exercises.main()
     assert capsys.readouterr().out == ""
-    monkeypatch.setattr(exercises, "HERE", tmp_path)
+    monkeypatch.setattr(exercises, "RESULTS", tmp_path / "results.csv")
     lines = exercises.table("adamw").splitlines()
     for line, row in zip(lines[2:4], rows):
         assert line == f"| {row['change']} | {row['eval_mean']}, {row['return_100']} |"
@@ -144,7 +144,7 @@ def test_all_takes_the_commands_of_the_pages(monkeypatch):
 
 
 def test_figures_are_of_exercises_that_exist():
-    rows = exercises.read(ROOT / "docs/exercises/results.csv")
+    rows = exercises.read(exercises.RESULTS)
     keys = [(row["task"], row["change"], row["seed"]) for row in rows]
     assert len({*keys}) == len(keys) and {key[1] for key in keys} <= {"unchanged", *exercises.EXERCISES}
     assert all(8 <= float(row["eval_mean"]) <= 500 and row["commit"] for row in rows)

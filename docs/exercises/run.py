@@ -2,7 +2,7 @@
 
     python docs/exercises/run.py gru --env-id CartPole-v1 --mask-velocity  # flags are the script's
     python docs/exercises/run.py gru --seeds 1:3 --env-id ...  # the script, and the change
-    python docs/exercises/run.py all --seeds 1:3 --out docs/exercises/results.csv  # the pages' figures
+    python docs/exercises/run.py all --seeds 1:3 --out benchmarks/results/exercises.csv  # all
 
 --out FILE adds rows to a CSV file; what has a row there is not trained again: delete it for that.
 A run remembers its change: --resume and --play need no name.
@@ -21,6 +21,7 @@ import numpy as np
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+RESULTS = ROOT / "benchmarks/results/exercises.csv"
 EXERCISES = {page.stem.split("_", 1)[1]: page for page in sorted(HERE.glob("[0-9]*.md"))}
 
 
@@ -107,8 +108,8 @@ def flags_of(name: str) -> list[str]:
 
 
 def table(name: str) -> str:
-    """Markdown, for the page: the rows of results.csv, of the script and of the change."""
-    rows = read(HERE / "results.csv")
+    """Markdown, for the page: the rows of exercises.csv, of the script and of the change."""
+    rows = read(RESULTS)
     of_change = [row for row in rows if row["change"] == name]
     if not of_change:
         return f"Not measured yet: `python docs/exercises/run.py {name} --seeds 1:3`."
