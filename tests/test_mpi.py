@@ -53,7 +53,8 @@ def job(tmp_path_factory):
 @pytest.mark.parametrize("case", ranks.CASES)
 def test_ranks_are_one_process_with_the_union_of_their_rollouts(case, count, job):
     """Weights and statistics after training, to 1e-12, from plain autograd and Adam on the mean of the ranks' losses;
-    on the ranks they are equal bit for bit. Old log-probabilities are those of the agent that acted."""
+    on the ranks they are equal bit for bit. Old log-probabilities are those of the agent that acted, and the first
+    minibatch of a rollout gives them, and the values, again."""
     environment, flags = ranks.CASES[case]
     results = [job[rank][f"{case} {count}"] for rank in range(count)]
     args = module.Args(env_id=toy(**environment), **{"total_timesteps": 50 * count, **ranks.FLAGS, **flags})
@@ -77,10 +78,10 @@ def test_ranks_are_one_process_with_the_union_of_their_rollouts(case, count, job
             rows.append(obs[valid])
             std, mean = torch.std_mean(advantages[valid], correction=0)
             acted = torch.cat(seen["acted"][i * T : (i + 1) * T])
-            data.append((obs, finals, acted, (advantages - mean) / (std + 1e-8), advantages + values[:T]))
+            data.append((obs, finals, values, acted, (advantages - mean) / (std + 1e-8), advantages + values[:T]))
         for u in range(i * updates, (i + 1) * updates):
             loss = torch.zeros((), dtype=torch.float64)
-            for seen, (obs, finals, *targets) in zip(results, data):
+            for seen, (obs, finals, values, *targets) in zip(results, data):
                 inputs = seen["replays"][u]
                 t = (inputs[0].unsqueeze(-2) == obs).all(-1).int().argmax(-1)  # (L, B)
                 assert torch.equal(obs[t], inputs[0]) and torch.equal(finals[t], inputs[2])
@@ -92,6 +93,9 @@ def test_ranks_are_one_process_with_the_union_of_their_rollouts(case, count, job
                 empty += not counts.any()
                 if counts.any():
                     logprob, entropy, value = (x[counts] for x in agent.evaluate_actions(*inputs))
+                    if u == i * updates:
+                        assert (logprob - old_logprob).abs().max() <= 1e-12
+                        assert (value - values[t][counts]).abs().max() <= 1e-12
                     ratio = (logprob - old_logprob).exp()
                     surrogate = torch.min(ratio * advantage, ratio.clip(1 - clip_coef, 1 + clip_coef) * advantage)
                     value_loss = 0.5 * (value - return_) ** 2
@@ -183,6 +187,13 @@ def test_numbers_are_drawn_from_the_gaussian():
     assert np.allclose(agent.float().predict(h.numpy(), {}, None)[0], mean, atol=1e-6)
 
 
+def test_each_step_has_its_own_noise(tmp_path, monkeypatch):
+    seen, act = [], module.Agent.act
+    monkeypatch.setattr(module.Agent, "act", lambda *inputs: (seen.append(inputs[2]), act(*inputs))[1])
+    module.train(module.Args(env_id=toy(), runs_dir=str(tmp_path), total_timesteps=300, eval_episodes=0))
+    assert len(seen) == 512 and len(torch.stack(seen).unique()) >= 1500
+
+
 @pytest.mark.parametrize("masks", ["always", "step"])
 def test_masks_are_refused(masks, tmp_path):
     args = module.Args(env_id=toy(masks=masks), runs_dir=str(tmp_path), total_timesteps=9)
@@ -244,6 +255,17 @@ def test_an_update_that_stops_early_stops_on_every_rank(tmp_path):
     assert done.returncode == 0, done.stderr
     state = module.load(tmp_path / "runs/a")["optimizer"]["state"][0]
     assert 10 <= state["step"] < 10 * 8  # of 8 minibatches an iteration some were left out
+
+
+def test_a_job_whose_ranks_drift_apart_ends(tmp_path):
+    code = """
+import sys
+import ppo1_mpi as module
+average, sys.argv[0] = module.average, module.__file__
+module.average = lambda x, comm: (average(x, comm), x.add_(1e-3 * comm.rank))
+module.main()"""
+    done = mpiexec(2, "-c", code, *CLOCK, cwd=tmp_path)
+    assert done.returncode == 1 and "the weights of rank 1 are no longer those of rank 0" in done.stderr
 
 
 @pytest.mark.parametrize("flags,message", [
