@@ -160,7 +160,7 @@ def check_complete(script: str, found: dict, shown: list[str]) -> None:
 def pair(rows: list[str], title: str, note: str) -> str:
     """The text on the left, the note on the right."""
     code = f'<div class="code highlight"><pre><code>{"".join(rows)}</code></pre></div>'
-    anchor = re.sub(r"\W+", "-", title).strip("-")
+    anchor = re.sub(r"[\W_]+", "-", title).strip("-")
     heading = f"### `{title.strip('`')}` {{#{anchor}}}\n\n" if title else ""
     return f'<div class="pair" markdown="1">\n{code}\n<div class="note" markdown="1">\n\n{heading}{note}\n\n</div>\n</div>\n'
 
@@ -465,8 +465,8 @@ def configuration(pages) -> str:
     """zensical.toml with the recipes' pages. Each page must have its place in the navigation."""
     config = (ROOT / "zensical.toml").read_text()
     titles = {f"recipes/{p.stem}.md": p.name for p in all_recipes()}
-    for name in sorted(name for name in pages if name.startswith("exercises/")):
-        titles[name] = pages[name].split("\n")[0].removeprefix("# ").replace("`", "")
+    for name in sorted(name for name in pages if re.fullmatch(r"exercises/.*\.md", name)):
+        titles[name] = str(pages[name]).split("\n")[0].removeprefix("# ").replace("`", "")
     for folder in "recipes", "exercises":
         entries = [f'        {{ "{t}" = "{n}" }},' for n, t in titles.items() if n.startswith(folder)]
         config = re.sub(rf" *# each page of {folder}/", "\n".join(entries), config)

@@ -28,10 +28,14 @@ import throughput  # noqa: E402
 import build  # noqa: E402
 
 PPO = "--num-envs 4 --num-steps 8 --num-minibatches 2 --update-epochs 1 --seq-len 0 --hidden-size 8 --total-timesteps"
+ATARI = (
+    "--num-envs 2 --num-steps 4 --num-minibatches 1 --update-epochs 1 --torch-threads 1 "
+    "--max-episode-frames 400 --total-timesteps"
+)
 FLAGS = {  # a short training, and a longer one for --resume
     "rppo_lstm": (f"{PPO} 32", f"{PPO} 64"),
     "rppo_continuous": (f"{PPO} 32 --sde-sample-freq -1", f"{PPO} 64"),
-    "rppo_gru_atari": (f"{PPO} 32 --max-episode-frames 400", f"{PPO} 64"),
+    "rppo_gru_atari": (f"{ATARI} 8", f"{ATARI} 16"),
     "trpo": ("--num-envs 2 --num-steps 32 --n-critic-updates 1 --total-timesteps 64", "--total-timesteps 128"),
     "ppo1_mpi": ("--num-steps 32 --seq-len 16 --total-timesteps 64", "--total-timesteps 256"),
 }
@@ -39,6 +43,7 @@ ELSEWHERE = {  # what a command has, and why it does not run here
     "docs/recipes/": "tests/test_recipes.py runs each recipe",
     "docs/exercises/": "tests/test_exercises.py runs each exercise",
     "tests/mutants/": "minutes of it; it runs the tests",
+    "docs/reward_scale.py": "minutes of it; it trains",
     "HOST:": "needs two machines",
     "-hosts a,b": "needs two machines",
     "--serve": "never ends; test_the_site_builds builds the same pages",
