@@ -35,6 +35,7 @@ EPISODES = 100  # deterministic ones of a final agent
 
 CARTPOLE = "rppo_lstm.py --env-id CartPole-v1"
 LANDER = "rppo_lstm.py --env-id LunarLander-v3 --mask-velocity"
+POPGYM = "rppo_lstm.py --env-id popgym:popgym-"
 CONTINUOUS = "rppo_continuous.py --env-id"
 TRPO = "trpo.py --env-id"
 PPO1 = "ppo1_mpi.py --env-id CartPole-v1"
@@ -110,6 +111,15 @@ TASKS: dict[str, tuple[int, dict[str, str]]] = {
             "ablated": "docs/recipes/minigrid_memory.py --ablate-memory",
         },
     ),
+    "popgym-repeat-previous-easy": (
+        1_000_000,
+        {"lstm": f"{POPGYM}RepeatPreviousEasy-v0", "ablated": f"{POPGYM}RepeatPreviousEasy-v0 --ablate-memory"},
+    ),
+    "popgym-repeat-first-easy": (1_000_000, {"lstm": f"{POPGYM}RepeatFirstEasy-v0"}),
+    "popgym-higher-lower-easy": (1_000_000, {"lstm": f"{POPGYM}HigherLowerEasy-v0"}),
+    "popgym-autoencode-easy": (2_000_000, {"lstm": f"{POPGYM}AutoencodeEasy-v0"}),
+    "popgym-count-recall-easy": (2_000_000, {"lstm": f"{POPGYM}CountRecallEasy-v0"}),
+    "popgym-cartpole-easy": (1_000_000, {"lstm": f"{POPGYM}PositionOnlyCartPoleEasy-v0"}),
     "ppo1-cartpole": (25_000, {"ppo1": PPO1}),
     "ppo1-cartpole-masked": (100_000, {"ppo1, lstm": f"{PPO1} --mask-velocity"}),
     "trpo-cartpole": (100_000, {"trpo": f"{TRPO} CartPole-v1"}),
