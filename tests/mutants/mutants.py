@@ -9,6 +9,7 @@ MATH, REC, AGENT, ROLL, RUN, FAULTS = (
 )
 
 TRPO = "test_trpo.py"
+P, MPI = "ppo1_mpi", "test_mpi.py"
 
 MUTANTS = [
     # Advantages and returns
@@ -124,4 +125,43 @@ MUTANTS = [
     (T, "the start of a Discrete space is forgotten", 'getattr(space, "start", 0)', "0", TRPO),
     (T, "predict forgets", "state = self.initial_state(len(obs)) if state is None else state", "state = self.initial_state(len(obs))", TRPO),
     (T, "predict explores", "0 if deterministic else self.sample_noise(len(h))", "self.sample_noise(len(h))", TRPO),
+    # Ranks
+    (P, "gradients are summed, not averaged", "    x /= comm.size\n", "", MPI),
+    (P, "gradients stay each rank's own", "            average(weights.grad, comm)\n", "", MPI),
+    (P, "each rank stops early on its own", "            average(losses[-1], comm)\n", "", MPI),
+    (P, "target_kl is ignored", "if losses[-1][-1] > 1.5 * args.target_kl:", "if losses[-1][-1] > 1e9 * args.target_kl:", MPI),
+    (P, "each rank begins with its own weights", "    comm.Bcast(weights.numpy())  # all begin with those of rank 0\n", "", MPI),
+    (P, "all ranks draw the same numbers", "args.seed += 10_000 * comm.rank", "args.seed += 0 * comm.rank", MPI),
+    (P, "gradients are no pieces of the vector", "p.data, p.grad = x.view_as(p), grad.view_as(p)", "p.data = x.view_as(p)", MPI),
+    (P, "gradients add up over minibatches", "            optimizer.zero_grad(set_to_none=False)  # they stay pieces of weights.grad\n", "", MPI),
+    (P, "statistics stay each rank's own", "comm.allreduce(torch.stack([torch.ones_like(x), x, x**2]).sum(1))", "torch.stack([torch.ones_like(x), x, x**2]).sum(1)", MPI),
+    (P, "statistics count final steps", "tensor(obs[:T][valid]).double()", "tensor(obs[:T]).flatten(0, 1).double()", MPI),
+    (P, "statistics change before the update", "        # Update, in minibatches", "        agent.obs_sums[1] += 1\n        # Update, in minibatches", MPI),
+    (P, "observations are not clipped to 5", ".clamp(-5, 5)", "", MPI),
+    (P, "the clip range stays", "remaining * args.clip_coef", "args.clip_coef", MPI),
+    (P, "the learning rate stays", "= remaining * args.learning_rate", "= args.learning_rate", MPI),
+    (P, "schedules exchanged", 'if args.schedule == "linear" else 1', 'if args.schedule == "constant" else 1', MPI),
+    (P, "a rank counts its own steps", "        steps = self.comm.allreduce(steps)\n", "", MPI),
+    (P, "a rank knows its own episodes", "*np.hstack(self.comm.allgather([*new]))", "*new", MPI),
+    (P, "check_synced takes -0 for 0", "weights.numpy().tobytes() != comm.bcast(weights.numpy().tobytes())", "(weights.numpy() != comm.bcast(weights.numpy())).any()", MPI),
+    (P, "nobody calls check_synced", "        check_synced(weights, comm)\n", "", MPI),
+    (P, "a minibatch without a counting step is nan", "                losses[-1].zero_()\n", "                pass\n", MPI),
+    (P, "advantages are normalised with final steps", "advantages[valid].mean()", "advantages.mean()", MPI),
+    (P, "final steps are trained on", "counts = ~s_final[:, batch]", "counts = ~s_final[:, batch] | True", MPI),
+    (P, "values are one step late", "returns = advantages + v[:T]", "returns = advantages + v[1:]", MPI),
+    (P, "the value loss lost its half", "0.5 * (value - return_)", "1.0 * (value - return_)", MPI),
+    (P, "the state is not reset after a final step", "                if final[t].any():", "                if False:", MPI),
+    (P, "sequences begin with other states", "s_states = states.transpose(0, 1).flatten(1, 2)", "s_states = states.flip(0).transpose(0, 1).flatten(1, 2)", MPI),
+    (P, "the critic reads the actor's LSTM", "self.critic_lstm(h, state[2:], final)", "self.lstm(h, state[:2], final)", MPI),
+    (P, "the same noise in each step", "agent.act(h[t], noise[t])", "agent.act(h[t], noise[0])", MPI),
+    (P, "Gumbel's noise with the wrong sign", "return -torch.empty(*shape, *self.shape)", "return torch.empty(*shape, *self.shape)", MPI),
+    (P, "noise of standard deviation 1", "torch.randn(*shape, self.shape[0]) * self.log_std.exp()", "torch.randn(*shape, self.shape[0])", MPI),
+    (P, "choices that a component lacks", "        self.actor.bias.data[missing.ravel()] = -1e9\n", "", MPI),
+    (P, "action masks are ignored", '                check("action_mask" not in info, "--env-id: action masks are for rppo_lstm.py")\n', "", MPI),
+    (P, "predict explores", "0 if deterministic else self.sample_noise(len(h))", "self.sample_noise(len(h))", MPI),
+    (P, "all ranks resume with rank 0's random numbers", 'saved["rng"][self.comm.rank]', 'saved["rng"][0]', MPI),
+    (P, "rank 0's random numbers alone are saved", "self.comm.gather(torch.get_rng_state())", "[torch.get_rng_state()]", MPI),
+    (P, "a rank that raises leaves the others waiting", "leave(1 if isinstance(error, Exception) else 130)", "sys.exit(1 if isinstance(error, Exception) else 130)", MPI),
+    (P, "each rank answers a wrong flag", "time.sleep(3 * (rank > 0))  # where", "time.sleep(0)  # where", MPI),
+    (P, "resuming forgets the optimiser", '            optimizer.load_state_dict(saved["optimizer"])\n', "", MPI),
 ]  # fmt: skip
