@@ -24,6 +24,7 @@ import argparse
 import ast
 import difflib
 import html
+import json
 import re
 import shutil
 import subprocess
@@ -462,21 +463,21 @@ def render(out: Path) -> None:
 
 
 def configuration(pages) -> str:
-    """zensical.toml with the recipes' pages. Each page must have its place in the navigation."""
+    """zensical.toml with the recipes' and exercises' pages in their places, and with pages that it
+    does not list at the end."""
     config = (ROOT / "zensical.toml").read_text()
-    titles = {f"recipes/{p.stem}.md": p.name for p in all_recipes()}
-    for name in sorted(name for name in pages if re.fullmatch(r"exercises/.*\.md", name)):
-        titles[name] = str(pages[name]).split("\n")[0].removeprefix("# ").replace("`", "")
-    for folder in "recipes", "exercises":
-        entries = [f'        {{ "{t}" = "{n}" }},' for n, t in titles.items() if n.startswith(folder)]
-        config = re.sub(rf" *# each page of {folder}/", "\n".join(entries), config)
     listed = re.findall(r'= "([\w/.-]+\.md)"', config)
     for name in listed:
         if name not in pages:
             raise BuildError(f"zensical.toml lists {name}, which does not exist")
-    for name in pages:
-        if name.endswith(".md") and name not in listed:
-            raise BuildError(f"zensical.toml does not list docs/{name}")
+    entries: dict[str, str] = {}
+    for name in sorted(name for name in pages if name.endswith(".md") and name not in listed):
+        title = str(pages[name]).split("\n")[0].removeprefix("# ").replace("`", "")
+        title = f"{Path(name).stem}.py" if name.startswith("recipes/") else title
+        folder = name.split("/")[0] if name.startswith(("recipes/", "exercises/")) else "else"
+        entries[folder] = entries.get(folder, "") + f"        {{ {json.dumps(title)} = {json.dumps(name)} }},\n"
+    for folder in "recipes", "exercises", "else":
+        config = config.replace(f"        # pages of {folder}\n", entries.get(folder, ""))
     return config
 
 

@@ -113,11 +113,11 @@ class Reader:
         of_run = {"--play", "--resume"} & {*flags}
         before = {*Path("runs").glob("*")}
         if of_run:  # of a run that an earlier command has left
-            run_dir = next(path for path in before if f"__{script}__" in path.name)
+            run_dir = next(path for path in before if path.name.startswith(script))
             flags = [re.sub(r"runs/RUN(/best)?", str(run_dir), flag) for flag in flags]
             flags += longer.split() if "--resume" in flags else []
         else:
-            flags += short.split()
+            flags += [*short.split(), "--run-name", f"{script}-{len(before)}"]
         flags += ["--eval-episodes", "1"]
         if launcher == ["python"] and script != "ppo1_mpi":
             self.monkeypatch.setattr(sys, "argv", [f"{script}.py", *flags])
@@ -179,8 +179,8 @@ def test_python_on_the_pages_runs(pages, folder, monkeypatch, capfd):
     blocks = re.findall(r"(?ms)^```python\n(import .*?)^```", "\n".join(pages.values()))
     assert blocks
     with monkeypatch.context() as patch:
-        Reader(folder, patch).run("python rppo_lstm.py --env-id CartPole-v1 --seed 7")
-        (run_dir,) = Path("runs").glob("*__rppo_lstm__7__*")
+        Reader(folder, patch).run("python rppo_lstm.py --env-id CartPole-v1")
+        run_dir = next(Path("runs").glob("rppo_lstm-*"))
         patch.syspath_prepend(str(folder))
         for block in blocks:
             names: dict = {}
