@@ -9,7 +9,6 @@ import signal
 import time
 
 import pytest
-import torch
 from conftest import MODULES
 from test_run import RUNS, SHORT, STEPS, TESTS, assert_same, main, read, scalars, toy, trained
 
