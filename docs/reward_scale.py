@@ -17,6 +17,10 @@ import rppo_lstm
 
 PPO_LOSS, CLIP = rppo_lstm.ppo_loss, torch.nn.utils.clip_grad_norm_
 SEEDS = 1, 2, 3
+SETTINGS = {  # all that matter, so that presets may change
+    "num_steps": 128, "num_envs": 8, "num_minibatches": 4, "update_epochs": 10, "gamma": 0.99,
+    "learning_rate": 2e-3, "anneal_lr": False, "max_grad_norm": 0.5, "vf_coef": 0.5,
+}  # fmt: skip
 
 
 def norms(norm_reward: bool, seed: int, runs_dir: str, steps: int = 30_000) -> list[list[tuple[float, float, float]]]:
@@ -55,11 +59,10 @@ def norms(norm_reward: bool, seed: int, runs_dir: str, steps: int = 30_000) -> l
     rppo_lstm.compute_gae, rppo_lstm.ppo_loss, rppo_lstm.Agent = compute_gae, ppo_loss, Agent
     torch.nn.utils.clip_grad_norm_ = clip  # type: ignore[assignment]
     try:
-        defaults = dict(rppo_lstm.PRESETS["CartPole-v1", True])
-        defaults |= dict(total_timesteps=steps, anneal_lr=False)
         rppo_lstm.train(rppo_lstm.Args(
             env_id="CartPole-v1", mask_velocity=True, norm_reward=norm_reward, seed=seed,
-            runs_dir=runs_dir, run_name=f"{norm_reward} {seed}", eval_episodes=0, **defaults,
+            runs_dir=runs_dir, run_name=f"{norm_reward} {seed}", eval_episodes=0,
+            total_timesteps=steps, **SETTINGS,
         ))  # fmt: skip
     finally:
         rppo_lstm.compute_gae, rppo_lstm.ppo_loss, rppo_lstm.Agent = gae, PPO_LOSS, original
