@@ -2,12 +2,17 @@
 
 import importlib.util
 import json
+import os
+import subprocess
 import sys
+import time
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from conftest import MODULES, ROOT, awkward_ends
+from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
 
 RECIPES = sorted((ROOT / "docs/recipes").glob("*.py"))
@@ -17,9 +22,11 @@ SHORT = "--mask-velocity --num-envs 4 --num-steps 32 --num-minibatches 2 --hidde
 @pytest.fixture
 def recipe(monkeypatch):
     """Imports a recipe; the script that it changes is as before after the test."""
+    for script in MODULES.values():
+        for name in "Agent", "ResetLSTM", "Run", "make_envs":
+            if hasattr(script, name):
+                monkeypatch.setattr(script, name, getattr(script, name))
     script = MODULES["rppo_lstm"]
-    for name in "Agent", "ResetLSTM", "Run", "make_envs":
-        monkeypatch.setattr(script, name, getattr(script, name))
     monkeypatch.setattr(script, "PRESETS", dict(script.PRESETS))
     monkeypatch.setattr(sys, "path", [*sys.path])
 
@@ -74,66 +81,6 @@ def test_poc_memory_trains(run_script, tmp_path):
     assert result["global_step"] >= 2000 and -13 < np.mean(result["evaluation"]) < 1.4
 
 
-def test_two_layers_are_the_loop_over_both(recipe):
-    module = recipe("stacked_lstm")
-    memory = module.StackedLSTM(3, 5).double()
-    final = awkward_ends()[2][:-1]
-    torch.manual_seed(0)
-    x, state = torch.randn(*final.shape, 3).double(), torch.randn(4, final.shape[1], 5).double()
-    outputs = memory(x, state, final)
-    for t in range(len(x)):
-        state = memory.step(x[t], state)
-        assert (outputs[t] - state[-2])[~final[t]].abs().max() <= 1e-12
-        state = state.where(~final[t][:, None], 0.0)
-
-
-def test_two_layers_train_and_replay_what_was_played(recipe, tmp_path, monkeypatch):
-    module, script, seen = recipe("stacked_lstm"), MODULES["rppo_lstm"], []
-    real = script.ppo_loss
-
-    def watched(logprob, old_logprob, *rest):
-        seen.append((logprob - old_logprob).abs().max().item())
-        return real(logprob, old_logprob, *rest)
-
-    monkeypatch.setattr(script, "ppo_loss", watched)
-    args = script.Args(num_steps=32, seq_len=8, hidden_size=8, num_minibatches=1, update_epochs=1, total_timesteps=700,
-                       eval_episodes=1, runs_dir=str(tmp_path))  # fmt: skip
-    agent = script.train(args)
-    assert isinstance(agent, module.StackedAgent) and len(seen) == 3 and max(seen) <= 1e-5
-
-
-def test_keep_best_keeps_an_agent_that_plays_and_changes_nothing(recipe, tmp_path, monkeypatch):
-    script = MODULES["rppo_lstm"]
-    flags = dict(
-        num_envs=4,
-        num_steps=32,
-        num_minibatches=2,
-        hidden_size=8,
-        total_timesteps=2000,
-        eval_episodes=2,
-    )
-    plain = script.train(
-        script.Args(**flags, runs_dir=str(tmp_path), run_name="plain")
-    ).state_dict()
-    module = recipe("keep_best")
-    monkeypatch.setattr(module, "EVERY", 500)
-    monkeypatch.setattr(script, "Run", module.KeepBest)
-    agent = script.train(script.Args(**flags, runs_dir=str(tmp_path), run_name="a"))
-    assert all(torch.equal(x, plain[name]) for name, x in agent.state_dict().items())
-    script.load(tmp_path / "a/best", agent)
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    scores = [
-        s.value
-        for s in EventAccumulator(str(tmp_path / "a")).Reload().Scalars("charts/eval_return")
-    ]
-    args = script.Args(**script.load(tmp_path / "a/best")["args"])
-    assert len(scores) == 4
-    assert np.mean([*script.evaluate(agent, script.make_envs(args, 1), args)]) == pytest.approx(
-        max(scores)
-    )
-
-
 def test_warm_start_begins_with_the_other_runs_weights(run_script, tmp_path):
     run_script("rppo_lstm", *SHORT, "--total-timesteps", 300, "--run-name", "a")
     run_recipe(
@@ -157,25 +104,6 @@ def test_warm_start_begins_with_the_other_runs_weights(run_script, tmp_path):
         run_script, "warm_start", "runs/a", *SHORT[:-4], "--hidden-size", 9, check=2
     )
     assert "size mismatch" in refused.stderr
-
-
-def test_onnx_export_threads_the_state(run_script, tmp_path):
-    """Every action of 1,000 steps is the agent's, the states fed back."""
-    pytest.importorskip("onnxscript")
-    runtime = pytest.importorskip("onnxruntime")
-    run_script("rppo_lstm", *SHORT, "--total-timesteps", 2000, "--run-name", "a")
-    run_recipe(run_script, "export_onnx", "runs/a", "agent.onnx")
-    script = MODULES["rppo_lstm"]
-    args = script.Args(**script.load(tmp_path / "runs/a")["args"])
-    agent = script.Agent(script.make_envs(args, 1), args)
-    script.load(tmp_path / "runs/a", agent)
-    session = runtime.InferenceSession(str(tmp_path / "agent.onnx"))
-    state, legal = agent.initial_state(1), agent.exists[None]
-    exported = state.numpy()
-    for obs in np.random.default_rng(0).normal(size=(1000, 1, 4)).astype(np.float32):
-        action, state = agent.predict(obs, {}, state)
-        choices, exported = session.run(None, {"obs": obs, "legal": legal, "state": exported})
-        assert choices[0, 0] == action[0] and np.abs(exported - state.numpy()).max() <= 1e-5
 
 
 def side_by_side(recipe, name, env_id, steps=60):
@@ -246,3 +174,426 @@ def test_popgym(run_script, tmp_path, name):
     assert saved["encoder.0.weight"].shape[1] == 4 + ("previous" in name) * 5
     assert all(-1.0001 <= x <= 1.0001 for x in result["returns"] + result["evaluation"])
     assert len(result["evaluation"]) == 2
+
+
+def test_minigrid_shows_nine_cells_and_pays_who_remembers(recipe):
+    """A policy by hand: look at the object, walk, look to the left, go where its like is."""
+    pytest.importorskip("minigrid")
+    module, returns = recipe("minigrid_memory"), []
+    left, forward = 0, 2
+    env = gym.make("MemoryS9-v0")
+    assert env.action_space.n == 3
+
+    def objects(obs):
+        return {*obs.reshape(9, 5).argmax(1)} & {3, 4}  # key, ball
+
+    for seed in range(30):
+        obs, _ = env.reset(seed=seed)
+        assert np.array_equal(np.unique(obs), [0, module.SCALE]) and obs.sum() == 9 * module.SCALE
+        cue, to_start = objects(obs), env.unwrapped.agent_pos[0] - 1
+        for action in [left] * 2 + [forward] * to_start + [left] * 2 + [forward] * 6:
+            obs, *_ = env.step(action)
+            cue = objects(obs) or cue  # near the end the others are in sight
+        obs, *_ = env.step(left)
+        assert len(cue) == len(objects(obs)) == 1
+        for action in [forward] if objects(obs) == cue else [left, left, forward]:
+            _, reward, terminated, _, _ = env.step(action)
+        assert terminated
+        returns.append(reward)
+    assert np.mean(returns) > 0.926
+
+
+def test_minigrid_trains(run_script, tmp_path):
+    pytest.importorskip("minigrid")
+    flags = "--total-timesteps 3000 --run-name a --eval-episodes 3 --num-steps 64".split()
+    run_recipe(run_script, "minigrid_memory", *flags, "--ablate-memory")
+    saved = MODULES["rppo_lstm"].load(tmp_path / "runs/a")
+    result = json.loads((tmp_path / "runs/a/result.json").read_text())
+    biases = saved["agent"]["lstm.cell.bias_hh"] + saved["agent"]["lstm.cell.bias_ih"]
+    i, f, g, o = biases.chunk(4)
+    assert saved["args"]["ablate_memory"] and saved["args"]["env_id"] == "MemoryS9-v0"
+    assert f.mean() == pytest.approx(2, abs=0.2) and max(x.abs().mean() for x in (i, g, o)) < 0.2
+    assert len(result["evaluation"]) == 3 and all(0 <= x < 1 for x in result["evaluation"])
+
+
+class Signs(gym.Env):
+    """An image is bright or dark, a number 1 or -1; an action must say both. Episodes have 8 steps,
+    which give up to 1 each."""
+
+    observation_space = spaces.Dict(
+        image=spaces.Box(0, 255, (36, 40, 1), np.uint8), vector=spaces.Box(-1, 1, (1,))
+    )
+    action_space = spaces.MultiDiscrete([2, 2])
+
+    def observe(self):
+        self.signs = self.np_random.integers(2, size=2)
+        image = self.np_random.integers(0, 128, (36, 40, 1)) + 127 * self.signs[0]
+        return {"image": np.uint8(image), "vector": np.float32(2 * self.signs[1:] - 1)}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.observe(), {}
+
+    def step(self, action):
+        distance = np.abs(
+            (np.clip(action, -1, 1) + 1) / 2 - self.signs if self.box else action - self.signs
+        )
+        self.steps += 1
+        return self.observe(), float(1 - distance.mean()), False, self.steps == 8, {}
+
+    box = False
+
+
+class BoxSigns(Signs):
+    action_space, box = spaces.Box(-1, 1, (2,)), True
+
+
+@pytest.mark.parametrize(
+    "name, env_id", [("rppo_lstm", "Signs-v0"), ("rppo_continuous", "BoxSigns-v0")]
+)
+def test_images_and_vectors_of_a_dict_are_both_read(recipe, tmp_path, monkeypatch, name, env_id):
+    script = MODULES[name]
+    gym.register(env_id, Signs if name == "rppo_lstm" else BoxSigns)
+    monkeypatch.setattr(script, "Agent", script.Agent)
+    module = recipe("images")
+    module.use(script)
+    more = {"norm_obs": False, "log_std_init": -0.5} if name == "rppo_continuous" else {}
+    args = script.Args(env_id=env_id, total_timesteps=12_000, num_envs=16, num_steps=32, hidden_size=32,
+                       gamma=0.0, anneal_lr=False, runs_dir=str(tmp_path), run_name="a", **more)  # fmt: skip
+    agent = script.train(args)
+    result = json.loads((tmp_path / "a/result.json").read_text())
+    assert np.mean(result["evaluation"]) > 7.5  # of 8; 6 if one entry is not read
+    image, number = np.zeros((1, 1440), np.float32), np.ones((1, 1), np.float32)
+    x = torch.from_numpy(np.hstack([image, number]))
+    pixels = x[:, :1440].reshape(1, 36, 40, 1).permute(0, 3, 1, 2) / 255
+    cnn, identity = agent.encoder.parts
+    assert torch.equal(cnn(x[:, :1440]), cnn.layers(pixels)) and torch.equal(
+        identity(x[:, 1440:]), x[:, 1440:]
+    )
+
+
+def test_images_refuses_what_the_cnn_cannot_read(recipe, tmp_path, run_script, monkeypatch):
+    script, refused = MODULES["rppo_lstm"], run_recipe(run_script, "images", "trpo", check=2)
+    assert refused.lines == ["error: say rppo_lstm or rppo_continuous, then its flags"]
+    module = recipe("images")
+    small = spaces.Box(0, 255, (35, 40, 3), np.uint8)
+    with pytest.raises(script.ArgumentError, match="too small"):
+        module.Encoder(script, [small], 64)
+    cnn = module.ImageCNN((4, 84, 84))
+    frames = torch.rand(2, 3, 4 * 84 * 84) * 255
+    assert torch.equal(cnn(frames)[1], cnn.layers(frames[1].view(3, 4, 84, 84) / 255))
+
+
+def test_car_racing_runs(run_script, tmp_path):
+    pytest.importorskip("Box2D")
+    flags = "--env-id CarRacing-v3 --num-envs 1 --num-steps 16 --num-minibatches 1 --update-epochs 1".split()
+    more = "--total-timesteps 32 --hidden-size 16 --eval-episodes 0 --run-name a".split()
+    run_recipe(run_script, "images", "rppo_continuous", *flags, *more)
+    saved = MODULES["rppo_continuous"].load(tmp_path / "runs/a")
+    assert saved["step"] == 32 and saved["agent"]["encoder.layer.0.weight"].shape == (64, 4096)
+    assert not saved["args"]["norm_obs"]
+
+
+@pytest.mark.parametrize("kinds", ["LL", "LG", "GL", "GG"])
+def test_layers_are_the_loop_over_all(recipe, monkeypatch, kinds):
+    module = recipe("stacked_lstm")
+    monkeypatch.setattr(
+        module, "LAYERS", [module.ResetLSTM if k == "L" else module.ResetGRU for k in kinds]
+    )
+    rows = sum(2 if k == "L" else 1 for k in kinds)
+    memory = module.Stack(3, 5).double()
+    final = awkward_ends()[2][:-1]
+    torch.manual_seed(0)
+    x, state = torch.randn(*final.shape, 3).double(), torch.randn(rows, final.shape[1], 5).double()
+    outputs = memory(x, state, final)
+    for t in range(len(x)):
+        state = memory.step(x[t], state)
+        h = state[-2 if kinds[-1] == "L" else -1]
+        assert (outputs[t] - h)[~final[t]].abs().max() <= 1e-12
+        state = state.where(~final[t][:, None], 0.0)
+
+
+@pytest.mark.parametrize("kinds", ["LL", "LG"])
+def test_layers_train_and_replay_what_was_played(recipe, tmp_path, monkeypatch, kinds):
+    module, script, seen = recipe("stacked_lstm"), MODULES["rppo_lstm"], []
+    monkeypatch.setattr(
+        module, "LAYERS", [module.ResetLSTM if k == "L" else module.ResetGRU for k in kinds]
+    )
+    real = script.ppo_loss
+
+    def watched(logprob, old_logprob, *rest):
+        seen.append((logprob - old_logprob).abs().max().item())
+        return real(logprob, old_logprob, *rest)
+
+    monkeypatch.setattr(script, "ppo_loss", watched)
+    args = script.Args(num_steps=32, seq_len=8, hidden_size=8, num_minibatches=1, update_epochs=1, total_timesteps=700,
+                       eval_episodes=1, runs_dir=str(tmp_path))  # fmt: skip
+    agent = script.train(args)
+    assert isinstance(agent, module.StackedAgent) and len(seen) == 3 and max(seen) <= 1e-5
+
+
+def keeps_the_best(run_dir, script):
+    """The kept agent plays as well as the best of charts/eval_return, which it returns."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    scores = [
+        s.value for s in EventAccumulator(str(run_dir)).Reload().Scalars("charts/eval_return")
+    ]
+    args = script.Args(**script.load(run_dir / "best")["args"])
+    envs = script.make_envs(args, 1)
+    agent = script.Agent(envs, args)
+    script.load(run_dir / "best", agent)
+    assert np.mean([*script.evaluate(agent, envs, args)]) == pytest.approx(max(scores))
+    assert float((run_dir / "best/return.txt").read_text()) == pytest.approx(max(scores))
+    return scores
+
+
+def test_keep_best_keeps_an_agent_that_plays_and_changes_nothing(recipe, tmp_path, monkeypatch):
+    script = MODULES["rppo_lstm"]
+    flags = dict(
+        num_envs=4,
+        num_steps=32,
+        num_minibatches=2,
+        hidden_size=8,
+        total_timesteps=2000,
+        eval_episodes=2,
+    )
+    plain = script.train(
+        script.Args(**flags, runs_dir=str(tmp_path), run_name="plain")
+    ).state_dict()
+    module = recipe("keep_best")
+    monkeypatch.setattr(module, "EVERY", 500)
+    module.use(script)
+    agent = script.train(script.Args(**flags, runs_dir=str(tmp_path), run_name="a"))
+    assert all(torch.equal(x, plain[name]) for name, x in agent.state_dict().items())
+    assert len(keeps_the_best(tmp_path / "a", script)) == 4
+    best = (tmp_path / "a/best/return.txt").read_text()
+    (tmp_path / "a/best/return.txt").write_text("1000")  # better than all that follow
+    script.train(
+        script.Args(
+            **{**flags, "total_timesteps": 2600}, resume=str(tmp_path / "a"), runs_dir=str(tmp_path)
+        )
+    )
+    assert (tmp_path / "a/best/return.txt").read_text() == "1000" != best
+    assert script.load(tmp_path / "a/best")["step"] <= 2100 < script.load(tmp_path / "a")["step"]
+
+
+PROCESSES = {
+    "ppo1_mpi": ("mpiexec -n 2 {python}", "--num-steps 64 --total-timesteps 1000"),
+    "rppo_gru_atari": (
+        "{python} -m torch.distributed.run --nproc-per-node 2 --master-port 29671",
+        "--num-envs 2 --num-steps 8 --num-minibatches 1 --update-epochs 1 --hidden-size 8 --total-timesteps 64 "
+        "--max-episode-frames 200 --torch-threads 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROCESSES)
+def test_keep_best_writes_once_of_several_processes(tmp_path, name):
+    launcher, flags = PROCESSES[name]
+    pytest.importorskip({"ppo1_mpi": "mpi4py", "rppo_gru_atari": "ale_py"}[name])
+    program = tmp_path / "keep.py"  # as the recipe, but evaluating more often
+    program.write_text(
+        f"import sys; sys.path.insert(0, {str(ROOT / 'docs/recipes')!r})\nimport keep_best, {name}\n"
+        f"keep_best.EVERY = {300 if name == 'ppo1_mpi' else 32}\nkeep_best.use({name})\n{name}.main()"
+    )
+    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
+    command = [*launcher.format(python=sys.executable).split(), str(program), *flags.split()]
+    command += ["--eval-episodes", "1", "--runs-dir", str(tmp_path), "--run-name", "a"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, env={**os.environ, "PATH": path}
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    scores = keeps_the_best(tmp_path / "a", MODULES[name])
+    assert len(scores) == (3 if name == "ppo1_mpi" else 2)
+    assert len([*(tmp_path / "a").glob("events*")]) == 1
+
+
+def onnx_agrees(session, agent, observations, legal=None):
+    """Every action is the agent's, each feeding back its own state."""
+    state = agent.initial_state(1)
+    exported = state.numpy()
+    for obs in observations:
+        action, state = agent.predict(obs, {}, state)
+        inputs = {"obs": obs, "state": exported} | ({} if legal is None else {"legal": legal})
+        choices, exported = session.run(None, inputs)
+        assert choices[0, 0] == action[0] and np.abs(exported - state.numpy()).max() <= 1e-5
+
+
+def test_onnx_export_threads_the_state(run_script, tmp_path):
+    """Every action of 1,000 steps is the agent's, the states fed back."""
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    run_script("rppo_lstm", *SHORT, "--total-timesteps", 2000, "--run-name", "a")
+    run_recipe(run_script, "export_onnx", "runs/a", "agent.onnx")
+    script = MODULES["rppo_lstm"]
+    args = script.Args(**script.load(tmp_path / "runs/a")["args"])
+    agent = script.Agent(script.make_envs(args, 1), args)
+    script.load(tmp_path / "runs/a", agent)
+    session = runtime.InferenceSession(str(tmp_path / "agent.onnx"))
+    rows = np.random.default_rng(0).normal(size=(1000, 1, 4)).astype(np.float32)
+    onnx_agrees(session, agent, rows, agent.exists[None])
+    refused = run_recipe(run_script, "export_onnx", "runs/none", "agent.onnx", check=2)
+    assert len(refused.lines) == 1 and "runs/none" in refused.stderr
+
+
+def test_onnx_export_of_a_gru_threads_the_state(run_script, tmp_path):
+    pytest.importorskip("onnxscript")
+    pytest.importorskip("ale_py")
+    runtime = pytest.importorskip("onnxruntime")
+    flags = "--num-envs 1 --num-steps 8 --num-minibatches 1 --update-epochs 1 --total-timesteps 8 --eval-episodes 0"
+    run_script("rppo_gru_atari", *flags.split(), "--run-name", "a")
+    run_recipe(run_script, "export_onnx", "runs/a", "agent.onnx")
+    script = MODULES["rppo_gru_atari"]
+    args = script.Args(**script.load(tmp_path / "runs/a")["args"])
+    envs = script.make_envs(args, 1)
+    agent = script.Agent(envs, args)
+    script.load(tmp_path / "runs/a", agent)
+    with torch.no_grad():
+        agent.actor.weight.normal_()  # actions that depend on the state
+    module = importlib.util.spec_from_file_location(
+        "e", ROOT / "docs/recipes/export_onnx.py"
+    ).loader.load_module()
+    torch.save(
+        {**script.load(tmp_path / "runs/a"), "agent": agent.state_dict()},
+        tmp_path / "runs/a/agent.pt",
+    )
+    module.main(str(tmp_path / "runs/a"), str(tmp_path / "agent.onnx"))
+    session = runtime.InferenceSession(str(tmp_path / "agent.onnx"))
+    envs.action_space.seed(0)
+    frames = [
+        envs.reset(seed=0)[0],
+        *(envs.step(envs.action_space.sample())[0] for _ in range(999)),
+    ]
+    onnx_agrees(session, agent, frames)
+
+
+def test_sb3_weights_act_as_their_model_does(run_script, recipe, tmp_path):
+    """Every action of 10 episodes, and the values."""
+    sb3 = pytest.importorskip("sb3_contrib")
+    settings = dict(lstm_hidden_size=16, net_arch=[24, 24])
+    model = sb3.RecurrentPPO(
+        "MlpLstmPolicy", "CartPole-v1", n_steps=64, seed=1, policy_kwargs=settings, device="cpu"
+    )
+    model.learn(500)
+    model.save(tmp_path / "model.zip")
+    run_recipe(run_script, "sb3_weights", "model.zip", "CartPole-v1", "runs/a")
+    script, module = MODULES["rppo_lstm"], recipe("sb3_weights")
+    args = script.Args(**script.load(tmp_path / "runs/a")["args"])
+    envs = script.make_envs(args, 1)
+    agent = module.Sb3Agent(envs, args)
+    script.load(tmp_path / "runs/a", agent)
+    steps, legal = 0, torch.from_numpy(agent.exists)[None]
+    for episode in range(10):
+        obs, info = envs.reset(seed=episode)
+        state = theirs = None
+        start, done = np.ones(1, bool), False
+        while not done:
+            before = agent.initial_state(1) if state is None else state
+            action, state = agent.predict(obs, info, state)
+            expected, theirs = model.predict(obs, theirs, start, deterministic=True)
+            assert action[0] == expected[0]
+            obs, _, terminated, truncated, info = envs.step(action)
+            start, done, steps = np.zeros(1, bool), (terminated | truncated)[0], steps + 1
+        pair = tuple(torch.from_numpy(x) for x in theirs)
+        assert torch.allclose(torch.cat(pair)[:, 0], state[:2, 0], atol=1e-5)
+    assert steps > 80
+    with torch.inference_mode():
+        value = agent.step(torch.as_tensor(obs), legal, before)[1]
+        of_critic = tuple(x.unsqueeze(0) for x in before[2:])
+        theirs = model.policy.predict_values(torch.as_tensor(obs), of_critic, torch.zeros(1))
+    assert value.item() == pytest.approx(theirs.item(), abs=1e-5)
+    run_recipe(
+        run_script,
+        "sb3_weights",
+        "--resume",
+        "runs/a",
+        "--total-timesteps",
+        1024,
+        "--eval-episodes",
+        1,
+    )
+    assert script.load(tmp_path / "runs/a")["step"] >= 1000
+    refused = run_recipe(run_script, "sb3_weights", "none.zip", "CartPole-v1", "runs/b", check=2)
+    assert len(refused.lines) == 1
+
+
+def test_imitation(run_script, recipe, tmp_path):
+    """The file is what was played, and a clone that has learned nothing else plays as its expert."""
+    script = MODULES["ppo1_mpi"]
+    run_script(
+        "ppo1_mpi", "--total-timesteps", 20_000, "--eval-episodes", 1, "--run-name", "expert"
+    )
+    flags = "record runs/expert expert.npz --eval-episodes 12".split()
+    run_recipe(run_script, "imitation", *flags)
+    data = dict(np.load(tmp_path / "expert.npz"))
+    starts = np.flatnonzero(data["episode_starts"])
+    assert len(starts) == len(data["episode_returns"]) == 12 and starts[0] == 0
+    assert np.array_equal(np.add.reduceat(data["rewards"], starts), data["episode_returns"])
+    env = gym.make("CartPole-v1")
+    for n, (start, end) in enumerate(zip(starts, [*starts[1:], len(data["obs"])])):
+        obs, _ = env.reset(seed=1 + n)
+        for row in range(start, end):
+            assert np.allclose(obs, data["obs"][row], atol=1e-5)
+            obs, *_ = env.step(data["actions"][row])
+    run_recipe(
+        run_script,
+        "imitation",
+        "expert.npz",
+        "--total-timesteps",
+        256,
+        "--learning-rate",
+        0,
+        "--run-name",
+        "a",
+    )
+    run_script("ppo1_mpi", "--total-timesteps", 256, "--learning-rate", 0, "--run-name", "b")
+    agreement = {}
+    for name in "ab":
+        args = script.Args(**script.load(tmp_path / "runs" / name)["args"])
+        agent = script.Agent(script.make_envs(args, 1), args)
+        script.load(tmp_path / "runs" / name, agent)
+        actions, _ = agent.predict(data["obs"], {}, None)
+        agreement[name] = np.mean(actions == data["actions"])
+    assert agreement["a"] > 0.8 and agreement["a"] > agreement["b"] + 0.05
+    assert script.load(tmp_path / "runs/a")["step"] == script.load(tmp_path / "runs/b")["step"]
+    refused = run_recipe(run_script, "imitation", "none.npz", check=2)
+    assert len(refused.lines) == 1 and "none.npz" in refused.stderr
+
+
+@pytest.mark.slow
+def test_evolution_survives_a_killed_member(tmp_path):
+    """One generation of a member is killed; the best has trained for all generations nonetheless."""
+    pytest.importorskip("ray")
+    text = (ROOT / "docs/recipes/evolve.py").read_text()
+    for old, new in {
+        "MEMBERS, GENERATIONS, STEPS = 4, 5, 20_000": "MEMBERS, GENERATIONS, STEPS = 3, 3, 2_000",
+        "str(Path(__file__).parents[2])": repr(str(ROOT)),
+    }.items():
+        assert old in text
+        text = text.replace(old, new)
+    (tmp_path / "evolve.py").write_text(text)
+    flags = "--env-id CartPole-v1 --mask-velocity --hidden-size 16 --eval-episodes 2 --run-name a"
+    command = [
+        sys.executable,
+        str(tmp_path / "evolve.py"),
+        *flags.split(),
+        "--runs-dir",
+        str(tmp_path),
+    ]
+    with open(tmp_path / "log", "w") as log:
+        process = subprocess.Popen(
+            command, stdout=log, stderr=log, env={**os.environ, "TMPDIR": str(tmp_path)}
+        )
+    killed = None
+    while process.poll() is None:
+        time.sleep(0.2)
+        find = ["pgrep", "-f", f"rppo_lstm.py --resume {tmp_path}"]
+        for pid in subprocess.run(find, capture_output=True, text=True).stdout.split():
+            if killed is None:
+                killed = int(pid)
+                os.kill(killed, 9)
+    output = (tmp_path / "log").read_text()
+    assert process.returncode == 0 and killed, output[-2000:]
+    assert MODULES["rppo_lstm"].load(tmp_path / "a/best")["step"] >= 6000
