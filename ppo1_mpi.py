@@ -70,8 +70,8 @@ class Args:
     gae_lambda: float = 0.95  # lambda of generalised advantage estimation
     norm_obs: bool = True  # normalise observations by their running mean and variance
 
-    encoder_size: int = 64  # units of both layers of actor and critic
-    memory: Literal["none", "lstm"] = "none"  # before both; without it L is 1
+    encoder_size: int = 64  # units of both layers of each encoder
+    memory: Literal["none", "lstm"] = "none"  # after the encoders; without it L is 1
     hidden_size: int = 128  # units of the LSTM (H)
     ablate_memory: bool = False  # keep no state from step to step, L = 1: a control
 
@@ -144,8 +144,8 @@ def linear(inputs: int, outputs: int, std: float = 2**0.5) -> nn.Linear:
 
 
 class Agent(nn.Module):
-    """Actor and critic, which share nothing, each after an LSTM if there is memory. state (4, N, H)
-    is h and c of the actor's LSTM, then of the critic's; without memory it is (0, N, H)."""
+    """A policy network and a value network, which share nothing. state (4, N, H) is h and c of the
+    policy's LSTM, then of the value's; without memory it is (0, N, H)."""
 
     def __init__(self, envs, args: Args):
         super().__init__()
@@ -153,16 +153,20 @@ class Agent(nn.Module):
         self.box = isinstance(self.action_space, spaces.Box)
         choices = num_choices(self.action_space)
         self.shape = K, A = len(choices), max(choices)  # of an action's logits
-        inputs, E = spaces.flatdim(envs.single_observation_space), args.encoder_size
-        self.features = F = args.hidden_size if args.memory == "lstm" else inputs
-        if args.memory == "lstm":
-            self.lstm, self.critic_lstm = ResetLSTM(inputs, F), ResetLSTM(inputs, F)
-        self.encoder = nn.Sequential(linear(F, E), nn.Tanh(), linear(E, E), nn.Tanh())
-        self.actor = linear(E, K * A, std=0.01)  # logits, or the mean
+        inputs = spaces.flatdim(envs.single_observation_space)
+        E, H = args.encoder_size, args.hidden_size
+        self.encoder = nn.Sequential(linear(inputs, E), nn.Tanh(), linear(E, E), nn.Tanh())
+        self.critic_encoder = nn.Sequential(linear(inputs, E), nn.Tanh(), linear(E, E), nn.Tanh())
+        features = H if args.memory == "lstm" else E
+        self.actor = linear(features, K * A, std=0.01)  # logits, or the mean
         missing = np.arange(A) >= choices[:, None]  # (K, A): a component may have fewer choices
         self.actor.bias.data[missing.ravel()] = -1e9
-        self.critic = nn.Sequential(linear(F, E), nn.Tanh(), linear(E, E), nn.Tanh())
-        self.critic.append(linear(E, 1, std=1.0))
+        self.critic = nn.Sequential(linear(features, 1, std=1.0))
+        self.critic_inputs = H if args.memory == "lstm" else inputs
+        if args.memory == "lstm":
+            self.lstm, self.critic_lstm = ResetLSTM(E, H), ResetLSTM(E, H)
+        else:  # nothing waits for values: the critic reads all obs of a rollout at once
+            self.critic_encoder, self.critic = nn.Sequential(), self.critic_encoder + self.critic
         if self.box:
             self.log_std = nn.Parameter(torch.zeros(K))
         sums = torch.tensor([[0.01], [0.0], [0.01]], dtype=torch.float64)  # as in baselines
@@ -172,13 +176,13 @@ class Agent(nn.Module):
         rows = 4 if self.args.memory == "lstm" else 0
         return self.actor.weight.new_zeros(rows, num_envs, self.args.hidden_size)
 
-    def normalize(self, obs: Tensor) -> Tensor:
-        """obs (..., n), as the environments return them -> as the networks take them."""
+    def encode(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """obs (..., n), as the environments return them -> both networks' features (..., F)."""
         if self.args.norm_obs:
             mean, square = self.obs_sums[1:] / self.obs_sums[0]
             std = (square - mean**2).clamp(min=0.01).sqrt()
             obs = ((obs - mean) / std).clamp(-5, 5).to(obs.dtype)
-        return obs
+        return self.encoder(obs), self.critic_encoder(obs)
 
     def sample_noise(self, *shape: int) -> Tensor:
         """Noise for `act`, from the CPU's generator, whose state agent.pt holds: (*shape, K) of
@@ -188,35 +192,35 @@ class Agent(nn.Module):
         return -torch.empty(*shape, *self.shape).exponential_().log()
 
     def act(self, h: Tensor, noise) -> Tensor:
-        """What the actor reads (N, F), noise of sample_noise -> actions (N, K), not clipped yet. A
-        logit plus Gumbel's noise is the largest with exactly the probability of its choice."""
-        x = self.actor(self.encoder(h))
+        """The policy's h (N, F), noise of sample_noise -> actions (N, K), not clipped yet. A logit
+        plus Gumbel's noise is the largest with exactly the probability of its choice."""
+        x = self.actor(h)
         return x + noise if self.box else (x.unflatten(-1, self.shape) + noise).argmax(-1)
 
     def logprob_entropy(self, h: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """What the actor reads (..., F), actions (..., K) -> log-probability, entropy (...)."""
-        x = self.actor(self.encoder(h))
+        """The policy's h (..., F), actions (..., K) -> log-probability, entropy (...)."""
         if self.box:
-            normal = Normal(x, self.log_std.exp(), validate_args=False)
+            normal = Normal(self.actor(h), self.log_std.exp(), validate_args=False)
             return normal.log_prob(actions).sum(-1), normal.entropy().sum(-1)
-        logp = x.unflatten(-1, self.shape).log_softmax(-1)
+        logp = self.actor(h).unflatten(-1, self.shape).log_softmax(-1)
         logprob = logp.gather(-1, actions.unsqueeze(-1)).sum((-2, -1))
         return logprob, -(logp.exp() * logp).sum((-2, -1))
 
     def step(self, obs: Tensor, state: Tensor):
-        """obs (N, n), state -> what the actor reads and what the critic (N, F), next state."""
-        h = critic_h = self.normalize(obs)
+        """obs (N, n), state -> h (N, F) for the actor, another for the critic, next state."""
+        h, critic_h = self.encode(obs)
         if self.args.memory == "lstm":
-            state = torch.cat([self.lstm.step(h, state[:2]), self.critic_lstm.step(h, state[2:])])
-            h, critic_h = state[0], state[2]
+            steps = self.lstm.step(h, state[:2]), self.critic_lstm.step(critic_h, state[2:])
+            h, critic_h, state = steps[0][0], steps[1][0], torch.cat(steps)
         return h, critic_h, torch.zeros_like(state) if self.args.ablate_memory else state
 
     def evaluate_actions(self, obs, state, final, actions):
         """Sequences: obs (L, B, n), the state before them (4, B, H), final
         (L, B), actions (L, B, K) -> logprob, entropy, value (L, B), meaningless on final steps."""
-        h = critic_h = self.normalize(obs)
+        h, critic_h = self.encode(obs)
         if self.args.memory == "lstm":
-            h, critic_h = self.lstm(h, state[:2], final), self.critic_lstm(h, state[2:], final)
+            h = self.lstm(h, state[:2], final)
+            critic_h = self.critic_lstm(critic_h, state[2:], final)
         logprob, entropy = self.logprob_entropy(h, actions)
         return logprob, entropy, self.critic(critic_h).squeeze(-1)
 
@@ -298,7 +302,8 @@ def train(args: Args) -> Agent:
     final = np.zeros((T + 1, N), bool)  # obs[t] is the last of its episode
     rewards = np.zeros((T, N), np.float32)
     terminated, truncated = np.zeros((2, T, N), bool)
-    h, critic_h = torch.zeros(2, T + 1, N, agent.features)
+    h = torch.zeros(T, N, agent.actor.in_features)
+    critic_h = torch.zeros(T + 1, N, agent.critic_inputs)
     actions = torch.zeros(T, N, agent.shape[0], dtype=None if agent.box else torch.long)
     states = torch.zeros(T // L, *agent.initial_state(N).shape)  # at sequence starts
 
@@ -321,7 +326,7 @@ def train(args: Args) -> Agent:
                 final[t + 1] = terminated[t] | truncated[t]
             critic_h[T] = agent.step(tensor(obs[T]), state)[1]
             values = agent.critic(critic_h).squeeze(-1)
-            old_logprob = agent.logprob_entropy(h[:T], actions)[0]
+            old_logprob = agent.logprob_entropy(h, actions)[0]
         check_finite("obs", obs)
         check_finite("rewards", rewards)
 

@@ -138,7 +138,8 @@ def test_observations_are_normalised_as_in_baselines():
     assert std[1] == pytest.approx(0.1)  # the least
     obs = x[:3].clone()
     obs[0, 0] = 1e6
-    ours = agent.normalize(obs.float())
+    agent.encoder = torch.nn.Identity()
+    ours = agent.encode(obs.float())[0]
     assert ours[0, 0] == 5.0 and ours.dtype == torch.float32
     assert np.allclose(ours, ((obs - total / count) / std).clip(-5, 5), atol=1e-4)
 
@@ -158,33 +159,35 @@ def agent_for(space):
 def test_choices_are_drawn_with_their_probabilities(sizes):
     """Log-probability and entropy are torch's; a choice that does not exist is never made; predict's is the likeliest."""
     space = spaces.MultiDiscrete(sizes) if len(sizes) > 1 else spaces.Discrete(sizes[0])
-    agent, h = agent_for(space), torch.rand(1, 3, dtype=torch.float64)
+    agent, obs = agent_for(space), torch.rand(1, 3, dtype=torch.float64)
     with torch.no_grad():
-        logits = agent.actor(agent.encoder(h))[0].unflatten(-1, agent.shape)
+        logits = agent.actor(agent.encode(obs)[0])[0].unflatten(-1, agent.shape)
         parts = [Categorical(logits=x[:n]) for x, n in zip(logits, sizes)]
-        drawn = agent.act(h.expand(20_000, 3), agent.sample_noise(20_000))
-        logprob, entropy = agent.logprob_entropy(h.expand(20_000, 3), drawn)
+        features = agent.encode(obs.expand(20_000, 3))[0]
+        drawn = agent.act(features, agent.sample_noise(20_000))
+        logprob, entropy = agent.logprob_entropy(features, drawn)
     assert (logprob - sum(p.log_prob(a) for p, a in zip(parts, drawn.T))).abs().max() <= 1e-12
     assert (entropy - sum(p.entropy() for p in parts)).abs().max() <= 1e-12
     for part, a in zip(parts, drawn.T):
         share = a.bincount(minlength=len(part.probs)) / len(a)
         assert len(share) == len(part.probs) and (share - part.probs).abs().max() < 0.02
-    action, _ = agent.float().predict(h.numpy(), {}, None)
+    action, _ = agent.float().predict(obs.numpy(), {}, None)
     assert action.ravel().tolist() == [int(p.probs.argmax()) for p in parts]
 
 
 def test_numbers_are_drawn_from_the_gaussian():
-    agent, h = agent_for(spaces.Box(-9, 9, (2,))), torch.rand(1, 3, dtype=torch.float64)
+    agent, obs = agent_for(spaces.Box(-9, 9, (2,))), torch.rand(1, 3, dtype=torch.float64)
     with torch.no_grad():
-        mean, std = agent.actor(agent.encoder(h))[0], agent.log_std.exp()
-        drawn = agent.act(h.expand(20_000, 3), agent.sample_noise(20_000))
-        logprob, entropy = agent.logprob_entropy(h.expand(20_000, 3), drawn)
+        mean, std = agent.actor(agent.encode(obs)[0])[0], agent.log_std.exp()
+        features = agent.encode(obs.expand(20_000, 3))[0]
+        drawn = agent.act(features, agent.sample_noise(20_000))
+        logprob, entropy = agent.logprob_entropy(features, drawn)
     normal = Normal(mean, std)
     assert (logprob - normal.log_prob(drawn).sum(-1)).abs().max() <= 1e-12
     assert (entropy - normal.entropy().sum()).abs().max() <= 1e-12
     assert (drawn.mean(0) - mean).abs().max() < 0.03 * std.max()
     assert (drawn.std(0) / std - 1).abs().max() < 0.03
-    assert np.allclose(agent.float().predict(h.numpy(), {}, None)[0], mean, atol=1e-6)
+    assert np.allclose(agent.float().predict(obs.numpy(), {}, None)[0], mean, atol=1e-6)
 
 
 def test_each_step_has_its_own_noise(tmp_path, monkeypatch):

@@ -33,7 +33,7 @@ EXCEPTIONS = {
     "Run.finish": "several processes",
     "Agent.__init__": "heads and memories differ",
     "Agent.initial_state": "memories differ",
-    "Agent.normalize": "ppo1_mpi's statistics are sums, which an allreduce adds",
+    "Agent.encode": "ppo1_mpi has an encoder for the critic",
     "Agent.log_probs": "Atari has no masks",
     "Agent.policy": "trpo has discrete actions, too",
     "Agent.act": "trpo and ppo1_mpi have discrete actions, too",

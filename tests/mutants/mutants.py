@@ -152,7 +152,7 @@ MUTANTS = [
     (P, "the value loss lost its half", "0.5 * (value - return_)", "1.0 * (value - return_)", MPI),
     (P, "the state is not reset after a final step", "                if final[t].any():", "                if False:", MPI),
     (P, "sequences begin with other states", "s_states = states.transpose(0, 1).flatten(1, 2)", "s_states = states.flip(0).transpose(0, 1).flatten(1, 2)", MPI),
-    (P, "the critic reads the actor's LSTM", "self.critic_lstm(h, state[2:], final)", "self.lstm(h, state[:2], final)", MPI),
+    (P, "the value reads the policy's LSTM", "self.critic_lstm(critic_h, state[2:], final)", "h", MPI),
     (P, "the same noise in each step", "agent.act(h[t], noise[t])", "agent.act(h[t], noise[0])", MPI),
     (P, "Gumbel's noise with the wrong sign", "return -torch.empty(*shape, *self.shape)", "return torch.empty(*shape, *self.shape)", MPI),
     (P, "noise of standard deviation 1", "torch.randn(*shape, self.shape[0]) * self.log_std.exp()", "torch.randn(*shape, self.shape[0])", MPI),
