@@ -12,6 +12,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +45,7 @@ ELSEWHERE = {  # what a command has, and why it does not run here
     "docs/exercises/": "tests/test_exercises.py runs each exercise",
     "tests/mutants/": "minutes of it; it runs the tests",
     "docs/reward_scale.py": "minutes of it; it trains",
+    "docs/drawings.py": "tests/test_drawings.py draws",
     "HOST:": "needs two machines",
     "-hosts a,b": "needs two machines",
     "--serve": "never ends; test_the_site_builds builds the same pages",
@@ -64,7 +66,8 @@ def commands_of(page: str) -> list[str]:
     blocks = re.findall(r"(?ms)^ *```(?:bash|sh)\n(.*?)^ *```", page)
     lines = [line for block in blocks for line in block.replace("\\\n", " ").split("\n")]
     text = re.sub(r"(?ms)^ *```.*?^ *```", "", page)
-    lines += re.findall(r"`((?:python|mpiexec|torchrun|pip) [\w/.-]+[./\"][^`]*)`", text)
+    inline = re.findall(r"`((?:python|mpiexec|torchrun|pip) [^`]+)`", text)
+    lines += [command for command in inline if ".py" in command or "install" in command]
     lines = [re.sub(r"\s+#.*", "", line).strip() for line in lines]
     return [command for line in lines for command in line.split(" && ") if command]
 
@@ -101,9 +104,9 @@ class Reader:
         elif words[0] in ("cp", "diff"):
             assert subprocess.run(words, stdout=subprocess.DEVNULL).returncode == (words[0] == "diff")
         elif "benchmarks/learning.py" in words:
-            assert {*words[2:]} <= {*learning.TASKS}
+            assert {*names_of(words)} <= {*learning.TASKS}
         elif "benchmarks/throughput.py" in words:
-            assert {*words[2:]} <= {section for section, *_ in throughput.SYSTEMS}
+            assert {*names_of(words)} <= {section for section, *_ in throughput.SYSTEMS}
         else:
             assert script in FLAGS, "a command that no rule covers"
             self.train(script, [*words[: words.index(program)]], words[words.index(program) + 1 :])
@@ -133,6 +136,11 @@ class Reader:
             assert len(new) == 1 and (new.pop() / "result.json").exists()
         if "--capture-video" in flags:
             assert [*Path(run_dir, "videos").glob("*.mp4")]
+
+
+def names_of(words: list[str]) -> list[str]:
+    """What stands between the program and its first flag."""
+    return list(takewhile(lambda word: not word.startswith("-"), words[2:]))
 
 
 def check_pip(words: list[str]) -> None:
