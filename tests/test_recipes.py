@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 
 import gymnasium as gym
@@ -574,6 +575,7 @@ def test_evolution_survives_a_killed_member(tmp_path):
         assert old in text
         text = text.replace(old, new)
     (tmp_path / "evolve.py").write_text(text)
+    short = tempfile.mkdtemp(dir="/tmp")  # a socket's path has at most 107 bytes
     flags = "--env-id CartPole-v1 --mask-velocity --hidden-size 16 --eval-episodes 2 --run-name a"
     command = [
         sys.executable,
@@ -584,12 +586,12 @@ def test_evolution_survives_a_killed_member(tmp_path):
     ]
     with open(tmp_path / "log", "w") as log:
         process = subprocess.Popen(
-            command, stdout=log, stderr=log, env={**os.environ, "TMPDIR": str(tmp_path)}
+            command, stdout=log, stderr=log, env={**os.environ, "TMPDIR": short}
         )
     killed = None
     while process.poll() is None:
         time.sleep(0.2)
-        find = ["pgrep", "-f", f"rppo_lstm.py --resume {tmp_path}"]
+        find = ["pgrep", "-f", f"rppo_lstm.py --resume {short}"]
         for pid in subprocess.run(find, capture_output=True, text=True).stdout.split():
             if killed is None:
                 killed = int(pid)
