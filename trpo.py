@@ -96,7 +96,7 @@ PRESETS: dict[tuple, dict] = {  # better defaults for a task: (env_id, mask_velo
     ("CartPole-v1", True): dict(memory="lstm", total_timesteps=100_000, num_envs=8, num_steps=256,
         n_critic_updates=20, batch_size=256, cg_damping=0.01),
     ("Pendulum-v1", False): dict(num_envs=2, num_steps=1024, gamma=0.9, n_critic_updates=15),
-    ("MountainCar-v0", False): dict(num_envs=2, num_steps=1024, n_critic_updates=20),
+    ("MountainCarContinuous-v0", False): dict(log_std_init=1.0),
     ("HalfCheetah-v5", False): dict(target_kl=0.24, cg_damping=0.6, **MUJOCO),
     ("Swimmer-v5", False): dict(target_kl=0.02, cg_damping=0.2, gamma=0.9999, gae_lambda=0.99,
         **MUJOCO),
