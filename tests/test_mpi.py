@@ -29,7 +29,15 @@ def mpiexec(count, *command, cwd, env=(), timeout=120):
     """Runs a command of Python on so many ranks, from its words."""
     words = [str(MPIEXEC), "-n", str(count), sys.executable, *map(str, command)]
     env = {**ENVIRONMENT, **dict(env)}
-    return subprocess.run(words, cwd=cwd, capture_output=True, text=True, timeout=timeout, env=env)
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(words, cwd=cwd, env=env, **pipes)
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.terminate()  # mpiexec then ends its ranks, which hold the pipes, too
+        process.communicate()
+        raise
+    return subprocess.CompletedProcess(words, process.returncode, out, err)
 
 
 def seconds_since_the_fault(folder) -> float:
