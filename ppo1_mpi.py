@@ -92,7 +92,7 @@ class Args:
 
 
 PRESETS: dict[tuple[str, bool], dict] = {  # better defaults for a task: (env_id, mask_velocity)
-    ("CartPole-v1", False): dict(total_timesteps=25_000, norm_obs=False),
+    ("CartPole-v1", False): dict(total_timesteps=25_000, norm_obs=False, update_epochs=10),
     ("CartPole-v1", True): dict(total_timesteps=100_000, memory="lstm"),
 }
 FIXED = ("env_id", "mask_velocity", "encoder_size", "memory", "hidden_size", "ablate_memory",
