@@ -148,6 +148,9 @@ def test_figures_are_of_exercises_that_exist():
     keys = [(row["task"], row["change"], row["seed"]) for row in rows]
     assert len({*keys}) == len(keys) and {key[1] for key in keys} <= {"unchanged", *exercises.EXERCISES}
     assert all(8 <= float(row["eval_mean"]) <= 500 and row["commit"] for row in rows)
+    questions = " ".join((ROOT / "docs/questions.md").read_text().split())
+    single = [f"{float(row['eval_mean']):.0f}" for row in rows if row["change"] == "single_steps"]
+    assert "with sequences of one step to {}, {} and {}".format(*single) in questions
 
 
 @pytest.mark.parametrize("name,value", [("unchanged", 5.0), ("no_bootstrap", 1 / (1 - 0.8 * 0.8))])
