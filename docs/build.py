@@ -8,7 +8,7 @@ say what is not so, and from there to site/:
     {{ flags SCRIPT }}          every flag with its default and help
     {{ results NAME NAME }}     rows of benchmarks/results/learning.csv: tasks, or SCRIPT.py's tasks
     {{ throughput SECTION }}    rows of benchmarks/results/throughput.csv
-    {{ exercise NAME }}         what docs/exercises/results.csv has of an exercise
+    {{ exercise NAME }}         what benchmarks/results/exercises.csv has of an exercise
     {{ figures }}               README's table
     {{ recipes }}               a table of docs/recipes/*.py, each of which gets a page
 
