@@ -30,11 +30,11 @@ def mpiexec(count, *command, cwd, env=(), timeout=120):
     words = [str(MPIEXEC), "-n", str(count), sys.executable, *map(str, command)]
     env = {**ENVIRONMENT, **dict(env)}
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    process = subprocess.Popen(words, cwd=cwd, env=env, **pipes)
+    process = subprocess.Popen(words, cwd=cwd, env=env, start_new_session=True, **pipes)
     try:
         out, err = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
-        process.terminate()  # mpiexec then ends its ranks, which hold the pipes, too
+        process.terminate()  # mpiexec then ends all of its session: the ranks, too
         process.communicate()
         raise
     return subprocess.CompletedProcess(words, process.returncode, out, err)
