@@ -521,7 +521,7 @@ def test_sb3_weights_act_as_their_model_does(run_script, recipe, tmp_path):
 
 
 def test_imitation(run_script, recipe, tmp_path):
-    """The file is what was played, and a clone that has learned nothing else plays as its expert."""
+    """The file is what was played, and a clone finds its expert's actions more probable."""
     script = MODULES["ppo1_mpi"]
     run_script(
         "ppo1_mpi", "--total-timesteps", 20_000, "--eval-episodes", 1, "--run-name", "expert"
