@@ -35,7 +35,6 @@ EPISODES = 100  # deterministic ones of a final agent
 
 CARTPOLE = "rppo_lstm.py --env-id CartPole-v1"
 LANDER = "rppo_lstm.py --env-id LunarLander-v3 --mask-velocity"
-POPGYM = "rppo_lstm.py --env-id popgym:popgym-"
 CONTINUOUS = "rppo_continuous.py --env-id"
 TRPO = "trpo.py --env-id"
 PPO1 = "ppo1_mpi.py --env-id CartPole-v1"
@@ -59,6 +58,34 @@ ZOO_PENDULUM = (
     '"policy_kwargs": {"ortho_init": false, "lstm_hidden_size": 64, "enable_critic_lstm": true, '
     '"net_arch": {"pi": [64], "vf": [64]}}}'
 )
+# What people ask of a recurrent agent: flags, and the changes of docs/exercises.
+ABLATIONS = {
+    "unchanged": "unchanged",
+    "sequences of 8": "unchanged --seq-len 8",
+    "sequences of 16": "unchanged --seq-len 16",
+    "sequences of 32": "unchanged --seq-len 32",
+    "sequences of 32, states recomputed": "recompute --seq-len 32",
+    "a critic with its own LSTM": "unchanged --separate-critic",
+    "truncation not bootstrapped": "no_bootstrap",
+    "final steps trained on": "final_steps",
+    "rewards not normalised": "unchanged --no-norm-reward",
+}
+
+
+def ablations(flags: str) -> dict[str, str]:
+    return {name: f"docs/exercises/run.py {change} {flags}" for name, change in ABLATIONS.items()}
+
+
+def popgym(name: str) -> dict[str, str]:
+    flags = f"--env-id popgym:popgym-{name}-v0"
+    return {
+        "lstm": f"rppo_lstm.py {flags}",
+        "ablated": f"rppo_lstm.py {flags} --ablate-memory",
+        "frames": f"docs/recipes/frame_stack.py {flags}",
+        "lstm, previous action": f"docs/recipes/previous_action.py {flags}",
+    }
+
+
 # A task: its environment steps, and for each method the script, or a recipe's path, and flags.
 TASKS: dict[str, tuple[int, dict[str, str]]] = {
     "cartpole": (100_000, {"lstm": CARTPOLE}),
@@ -111,15 +138,23 @@ TASKS: dict[str, tuple[int, dict[str, str]]] = {
             "ablated": "docs/recipes/minigrid_memory.py --ablate-memory",
         },
     ),
-    "popgym-repeat-previous-easy": (
-        1_000_000,
-        {"lstm": f"{POPGYM}RepeatPreviousEasy-v0", "ablated": f"{POPGYM}RepeatPreviousEasy-v0 --ablate-memory"},
+    "minigrid-memory-s13": (
+        5_000_000,
+        {"lstm": "docs/recipes/minigrid_memory.py --env-id MemoryS13-v0"},
     ),
-    "popgym-repeat-first-easy": (1_000_000, {"lstm": f"{POPGYM}RepeatFirstEasy-v0"}),
-    "popgym-higher-lower-easy": (1_000_000, {"lstm": f"{POPGYM}HigherLowerEasy-v0"}),
-    "popgym-autoencode-easy": (2_000_000, {"lstm": f"{POPGYM}AutoencodeEasy-v0"}),
-    "popgym-count-recall-easy": (2_000_000, {"lstm": f"{POPGYM}CountRecallEasy-v0"}),
-    "popgym-cartpole-easy": (1_000_000, {"lstm": f"{POPGYM}PositionOnlyCartPoleEasy-v0"}),
+    "popgym-repeat-previous-easy": (1_000_000, popgym("RepeatPreviousEasy")),
+    "popgym-repeat-previous-medium": (1_000_000, popgym("RepeatPreviousMedium")),
+    "popgym-repeat-first-easy": (1_000_000, popgym("RepeatFirstEasy")),
+    "popgym-count-recall-easy": (1_000_000, popgym("CountRecallEasy")),
+    "popgym-autoencode-easy": (1_000_000, popgym("AutoencodeEasy")),
+    "popgym-higher-lower-easy": (1_000_000, popgym("HigherLowerEasy")),
+    "popgym-cartpole-easy": (1_000_000, popgym("PositionOnlyCartPoleEasy")),
+    "ablation-cartpole-masked": (50_000, ablations("--env-id CartPole-v1 --mask-velocity")),
+    "ablation-repeat-previous": (
+        500_000,
+        ablations("--env-id popgym:popgym-RepeatPreviousEasy-v0"),
+    ),
+    "ablation-lunarlander-masked": (300_000, ablations("--env-id LunarLander-v3 --mask-velocity")),
     "ppo1-cartpole": (25_000, {"ppo1": PPO1}),
     "ppo1-cartpole-masked": (100_000, {"ppo1, lstm": f"{PPO1} --mask-velocity"}),
     "trpo-cartpole": (100_000, {"trpo": f"{TRPO} CartPole-v1"}),

@@ -2,7 +2,7 @@
 
     python benchmarks/plot.py curves cartpole-masked --out docs/img/cartpole.svg
     python benchmarks/plot.py table cartpole cartpole-masked [--out table.md]
-    python benchmarks/plot.py readme  # README.md's table, and its picture in docs/img
+    python benchmarks/plot.py readme  # README.md's table, and its pictures in docs/img
 
 The first two give the interquartile mean over a task's seeds, which is the mean of the middle half, with a
 95 % bootstrap interval (Agarwal et al. 2021, arXiv:2108.13264, whose stratified bootstrap for one
@@ -50,6 +50,22 @@ PUBLISHED = {  # at as many steps, where nothing else is said
 }
 
 
+README = {  # what README's table shows: the agent with its memory, and what stands beside it
+    "cartpole-masked": "lstm",
+    "pendulum-masked": "lstm",
+    "mountaincarcontinuous-masked": "lstm",
+    "lunarlandercontinuous-masked": "lstm",
+    "poc-memory": "lstm",
+    "minigrid-memory-s9": "lstm",
+    "popgym-repeat-previous-easy": "lstm",
+    "pong": "gru",
+    "halfcheetah": "lstm",
+    "ppo1-cartpole": "ppo1",
+    "trpo-cartpole-masked": "trpo, lstm",
+    "walker2d": "trpo",
+}
+
+
 def iqm(x: np.ndarray) -> np.ndarray:
     """(seeds, ...) -> (...): the mean without the lowest and the highest quarter of the seeds."""
     cut = len(x) // 4
@@ -83,8 +99,7 @@ def table(tasks: list[str], results: Path = RESULTS) -> str:
             count = f"{len(rows)}, {failed} failed" if failed else f"{len(rows)}"
             mean = worst = solved = "-"
             if len(scores):
-                mean = "{:.1f} [{:.1f}, {:.1f}]".format(*interval(scores))
-                worst = f"{scores.min():.1f}"
+                mean, worst = shown(scores), number(scores.min(), scores)
             spec = gym.registry.get(env_id(rows[0]["flags"]))
             if spec is not None and spec.reward_threshold is not None:
                 share = (scores >= spec.reward_threshold).sum() / len(rows)  # a failed run is not
@@ -94,6 +109,17 @@ def table(tasks: list[str], results: Path = RESULTS) -> str:
             cells = task, method, steps, count, mean, worst, solved, published
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def number(x: float, scores: np.ndarray) -> str:
+    """With three digits after the point where returns are near 1."""
+    return f"{x:.3f}" if abs(scores).max() < 5 else f"{x:.1f}"
+
+
+def shown(scores: np.ndarray) -> str:
+    """Interquartile mean [95 % interval] of the seeds' scores."""
+    mean, low, high = (number(x, scores) for x in interval(scores))
+    return f"{mean} [{low}, {high}]"
 
 
 def env_id(flags: str) -> str:
@@ -173,9 +199,13 @@ def compared() -> list[tuple[str, str, dict[str, str], dict[str, str]]]:
     but of no earlier version."""
     found = []
     for (section, work), systems in speeds().items():
+        if section not in SYSTEMS:
+            continue
         script, task = SYSTEMS[section]
         peer = peer_of(systems)
-        ours = [row for name, row in systems.items() if name.startswith("ours") and "old" not in name]
+        ours = [
+            row for name, row in systems.items() if name.startswith("ours") and "old" not in name
+        ]
         if peer and ours:
             best = max(ours, key=lambda row: float(row["median"]))
             how = best["system"].removeprefix("ours")  # "", or ", sequences of 16"
@@ -191,19 +221,20 @@ def figures() -> str:
     for row in read(RESULTS / "learning.csv"):
         if not row["error"]:
             runs.setdefault(row["task"], {}).setdefault(row["method"], []).append(row)
-    for task, methods in runs.items():
-        whole = [m for m, rows in methods.items() if is_ours(m, rows[0]["script"])]
-        if not whole:
+    for task, ours in README.items():
+        methods = runs.get(task, {})
+        if ours not in methods:
             continue
-        ours, shown = whole[0], {}
-        for method, rows in methods.items():
-            mean, low, high = interval(np.array([float(row["eval_mean"]) for row in rows]))
-            shown[method] = f"{mean:.1f} [{low:.1f}, {high:.1f}], {len(rows)} seeds"
+        scores = {
+            m: np.array([float(row["eval_mean"]) for row in rows]) for m, rows in methods.items()
+        }
+        cells = {m: f"{shown(x)}, {len(x)} seeds" for m, x in scores.items()}
+        control = "trpo" if ours == "trpo, lstm" else "ablated"
+        others = "; ".join(f"{m}: {cells[m]}" for m in methods if m not in (ours, control))
         first = methods[ours][0]
-        others = "; ".join(f"{m}: {shown[m]}" for m in methods if m not in (ours, "ablated"))
         measured = f"{task}: return after {int(first['steps']):,} steps"
-        cells = first["script"], measured, shown[ours], shown.get("ablated", ""), others
-        lines.append(f"| {' | '.join(cells)} |")
+        row = first["script"], measured, cells[ours], cells.get(control, ""), others
+        lines.append(f"| {' | '.join(row)} |")
     for script, work, row, peer in compared():
         own, theirs = float(row["median"]), float(peer["median"])
         other = f"{peer['system']}: {theirs:,.0f}; ours is {own / theirs:.1f} times as fast"
@@ -211,21 +242,18 @@ def figures() -> str:
     return "\n".join(lines)
 
 
-def is_ours(method: str, script: str) -> bool:
-    """Whether it is a script or a recipe with its memory, and neither a peer nor a control."""
-    return script.endswith(".py") and "peer" not in script and method not in ("ablated", "frames")
-
-
 def overview(out: Path, text: str, task: str = "cartpole-masked") -> None:
     """README's picture: the same script with and without memory, and speeds beside peers'."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(9.2, 3.2), width_ratios=[1, 0.9])
     names = {"lstm": "with its LSTM", "ablated": "without memory"}
-    drawn = sorted(returns(task).items(), reverse=True)
+    drawn = sorted(returns(task, list(names)).items(), reverse=True)
     for (method, (_, steps, (mean, low, high))), color in zip(drawn, COLORS):
         left.plot(steps, mean, color=color, linewidth=2)
         left.fill_between(steps, low, high, color=color, alpha=0.25, linewidth=0)
         above = mean[-1] > 250
-        left.text(steps[-1], mean[-1] + (-75 if above else 25), names[method], color=color, ha="right")
+        left.text(
+            steps[-1], mean[-1] + (-75 if above else 25), names[method], color=color, ha="right"
+        )
     left.set_title("CartPole without velocities: return", color=text, fontsize=11)
     left.set_xlabel("environment steps", color=text)
     left.set_ylim(0, 520)
@@ -252,17 +280,53 @@ def overview(out: Path, text: str, task: str = "cartpole-masked") -> None:
     plt.close(figure)
 
 
+def scaling(out: Path, text: str = GREY) -> None:
+    """How steps a second grow with environments, units and the length of sequences, and what the
+    LSTM's arithmetic alone would allow: (3 x 4 epochs + 1) 8 H (F + H) operations a step, at the
+    speed of a large product of matrices on the same core."""
+    works = {work: float(s["ours"]["median"]) for (_, work), s in speeds("scaling").items()}
+    peak = works.pop("GFLOP/s of a product of matrices")
+    figure, axes = plt.subplots(1, 3, figsize=(9.2, 3), sharey=True)
+    for what, axis in zip(("environments", "units", "steps a sequence"), axes):
+        rows = {int(work.split()[0]): sps for work, sps in works.items() if work.endswith(what)}
+        x = np.array(sorted(rows))
+        units = x if what == "units" else np.full(len(x), 128)
+        floor = peak * 1e9 / (13 * 8 * units * (units + 64))
+        axis.plot(x, [rows[i] for i in x], "o-", color=COLORS[0], markersize=4)
+        axis.plot(x, floor, ":", color=GREY)
+        axis.text(
+            x[0], floor[0] * 1.1, "arithmetic alone" if what == "environments" else "", color=GREY
+        )
+        axis.set(xscale="log", yscale="log", xticks=x[:: 2 if len(x) > 6 else 1])
+        axis.xaxis.set_major_formatter(
+            EngFormatter(sep="", places=0) if max(x) > 9999 else "{x:.0f}"
+        )
+        axis.minorticks_off()
+        axis.set_xlabel(what, color=text)
+        axis.tick_params(colors=text)
+        axis.spines[:].set_color(GREY)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(color=GREY, alpha=0.25)
+    axes[0].set_ylabel("steps a second", color=text)
+    axes[0].yaxis.set_major_formatter(EngFormatter(sep=""))
+    figure.tight_layout()
+    figure.savefig(out, transparent=True, metadata={"Date": None})
+    plt.close(figure)
+
+
 def digest() -> str:
     """Of what README's picture shows, which its file holds: a test sees when it is out of date."""
-    shown = [row for row in read(RESULTS / "curves.csv") if row["task"] == "cartpole-masked"]
-    shown += [row for _, _, *rows in compared() for row in rows]
-    return "of results " + hashlib.sha256(repr(shown).encode()).hexdigest()[:16]
+    drawn = [row for row in read(RESULTS / "curves.csv") if row["task"] == "cartpole-masked"]
+    drawn = [row for row in drawn if row["method"] in ("lstm", "ablated")]
+    drawn += [row for _, _, *rows in compared() for row in rows]
+    return "of results " + hashlib.sha256(repr(drawn).encode()).hexdigest()[:16]
 
 
 def readme() -> None:
     """Writes README's table between its markers, and its picture for light and dark pages."""
     for scheme, text in ("light", "#404040"), ("dark", "#d0d0d0"):
         overview(ROOT / f"docs/img/readme-{scheme}.svg", text)
+    scaling(ROOT / "docs/img/scaling.svg")
     path = ROOT / "README.md"
     table = f"\\1\n\n{figures()}\n\n\\2"
     path.write_text(re.sub(MARKERS, table, path.read_text(), flags=re.S))

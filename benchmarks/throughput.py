@@ -10,6 +10,9 @@ w2           Breakout, one grey 84 x 84 frame, Nature CNN 512, GRU (ours) or LST
 w3           HalfCheetah, TRPO with sb3-contrib's defaults
 w4           CartPole, PPO1's defaults beside a loop after Spinning Up's PPO (spinning_up.py); two
              ranks collect twice the steps of one (weak scaling)
+scaling      the first of these, with 1 to 1,024 environments and sequences of 32 steps; with 32 to
+             512 units, and with sequences of 8 to 128 steps; and what a product of two matrices
+             of 1,024 x 1,024 float32 numbers reaches on this core
 
 Ours is a script run from the shell, sb3-contrib a process of this file. They take turns on the
 first core that this process may use (w4: a core for each rank), with one torch thread. All train
@@ -61,6 +64,18 @@ SYSTEMS = [  # section, work, environment steps, system, what to run
     ("w4", "2 ranks", 48_000, "ours", f"mpiexec -n 2 {PPO1}"),
     ("w4", "2 ranks", 48_000, "after Spinning Up", f"mpiexec -n 2 {SPINNING_UP}"),
 ]  # fmt: skip
+SCALING = [  # what is scaled, its values, the flag; 8 environments where nothing else is said
+    ("environments", [2**i for i in range(11)], "--seq-len 32 --num-envs"),
+    ("units", [32, 64, 128, 256, 512], "--hidden-size"),
+    ("steps a sequence", [8, 16, 32, 64, 128], "--seq-len"),
+]
+for what, values, flag in SCALING:
+    for value in values:
+        steps = 5 * 128 * (max(8, value) if what == "environments" else 8)
+        SYSTEMS.append(
+            ("scaling", f"{value} {what}", steps, "ours", f"{LSTM} {WORK} {flag} {value}")
+        )
+SYSTEMS.append(("scaling", "GFLOP/s of a product of matrices", 200, "ours", "product"))
 FIELDS = "date commit machine section work system steps sps median min max note".split()
 CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
 
@@ -151,6 +166,18 @@ def stable_baselines(name: str, steps: int) -> float:
     return (model.num_timesteps - starts[1][0]) / (time.perf_counter() - starts[1][1])
 
 
+def product(repeats: int) -> float:
+    """GFLOP/s of torch's float32 product of two matrices of 1,024 x 1,024 numbers."""
+    import torch
+
+    torch.set_num_threads(1)
+    a, b = torch.rand(2, 1024, 1024)
+    began = time.perf_counter()
+    for _ in range(repeats):
+        a @ b
+    return repeats * 2 * 1024**3 / (time.perf_counter() - began) / 1e9
+
+
 def measure(run: str, steps: int, root: Path) -> float:
     """SPS of one run: a script of ours with flags, or a peer, after mpiexec -n RANKS if any."""
     words, launcher = run.split(), []
@@ -163,6 +190,8 @@ def measure(run: str, steps: int, root: Path) -> float:
         command = [*launcher, sys.executable]
         if words[0] == "peer":
             command += [__file__, "--peer", words[1], str(steps)]
+        elif words[0] == "product":
+            command += [__file__, "--product", str(steps)]
         elif words[0] == SPINNING_UP:
             command += [str(ROOT / SPINNING_UP), str(steps)]
         else:
@@ -172,7 +201,7 @@ def measure(run: str, steps: int, root: Path) -> float:
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(last_line(done.stderr))
-        if words[0] in ("peer", SPINNING_UP):
+        if words[0] in ("peer", "product", SPINNING_UP):
             return float(done.stdout.split()[-1])
         return json.loads(Path(folder, "run", "result.json").read_text())["sps"]
 
@@ -181,6 +210,8 @@ def main() -> None:
     if sys.argv[1:2] == ["--peer"]:
         name, steps = sys.argv[2], int(sys.argv[3])
         return print(stable_baselines(name, steps))
+    if sys.argv[1:2] == ["--product"]:
+        return print(product(int(sys.argv[2])))
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

