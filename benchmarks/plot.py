@@ -230,10 +230,12 @@ def figures() -> str:
         }
         cells = {m: f"{shown(x)}, {len(x)} seeds" for m, x in scores.items()}
         control = "trpo" if ours == "trpo, lstm" else "ablated"
-        others = "; ".join(f"{m}: {cells[m]}" for m in methods if m not in (ours, control))
+        beside = [f"{m}: {cells[m]}" for m in methods if m not in (ours, control)]
+        published = PUBLISHED.get((task, ours))
+        beside += [f"published: {published}"] if published else []
         first = methods[ours][0]
         measured = f"{task}: return after {int(first['steps']):,} steps"
-        row = first["script"], measured, cells[ours], cells.get(control, ""), others
+        row = first["script"], measured, cells[ours], cells.get(control, ""), "; ".join(beside)
         lines.append(f"| {' | '.join(row)} |")
     for script, work, row, peer in compared():
         own, theirs = float(row["median"]), float(peer["median"])
@@ -326,7 +328,8 @@ def readme() -> None:
     """Writes README's table between its markers, and its picture for light and dark pages."""
     for scheme, text in ("light", "#404040"), ("dark", "#d0d0d0"):
         overview(ROOT / f"docs/img/readme-{scheme}.svg", text)
-    scaling(ROOT / "docs/img/scaling.svg")
+    if speeds("scaling"):
+        scaling(ROOT / "docs/img/scaling.svg")
     path = ROOT / "README.md"
     table = f"\\1\n\n{figures()}\n\n\\2"
     path.write_text(re.sub(MARKERS, table, path.read_text(), flags=re.S))

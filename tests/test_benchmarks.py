@@ -1,0 +1,105 @@
+"""The benchmarks' own contracts: a row a run, whatever is killed, and the statistics of the tables."""
+
+import argparse
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from conftest import MODULES, ROOT
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import learning  # noqa: E402
+import plot  # noqa: E402
+
+SMALL = "rppo_lstm.py --env-id CartPole-v1 --hidden-size 8 --num-envs 4 --num-steps 32"
+
+
+@pytest.fixture
+def options(tmp_path):
+    paths = {name: tmp_path / f"{name}.csv" for name in ("learning", "curves")}
+    return argparse.Namespace(runs_dir=tmp_path / "runs", commit="abc", **paths)
+
+
+def started(task: str, options) -> subprocess.Popen:
+    """learning.run in a process group of its own."""
+    options.runs_dir.mkdir(exist_ok=True)
+    code = f"""
+import argparse, sys
+from pathlib import Path, PosixPath
+sys.path.insert(0, {str(ROOT / "benchmarks")!r})
+import learning
+from argparse import Namespace
+learning.TASKS = {learning.TASKS!r}
+print(learning.run({task!r}, "lstm", 3, {options!r}))
+"""
+    command = [sys.executable, "-c", code]
+    return subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE, text=True)
+
+
+def test_a_killed_queue_goes_on(options, monkeypatch):
+    """kill -9 of the queue and of the training in the middle: the same command ends with one row,
+    of a run that was resumed, whose seconds nobody knows."""
+    steps = 15_000
+    monkeypatch.setattr(learning, "TASKS", {"task": (steps, {"lstm": SMALL})})
+    process, agent = started("task", options), options.runs_dir / "task__lstm__3/agent.pt"
+    deadline = time.time() + 60
+    while not agent.exists():
+        assert process.poll() is None and time.time() < deadline
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not options.learning.exists() and not agent.with_name("result.json").exists()
+    first = agent.stat().st_ctime_ns
+    assert learning.run("task", "lstm", 3, options).startswith("task__lstm__3: ")
+    [row] = learning.read(options.learning)
+    assert (row["task"], row["seed"], row["commit"], row["error"]) == ("task", "3", "abc", "")
+    assert int(row["global_step"]) >= steps and row["wall_seconds"] == ""
+    assert row["eval_episodes"] == "100" and 9 < float(row["eval_mean"]) <= 500
+    assert agent.stat().st_ctime_ns > first
+    points = [int(point["step"]) for point in learning.read(options.curves)]
+    assert points == sorted({*points}) and 10 < len(points) <= learning.POINTS
+    assert learning.run("task", "lstm", 3, options) == "task__lstm__3: has a row"
+    assert len(learning.read(options.learning)) == 1
+
+
+def test_a_failure_is_a_row(options, monkeypatch):
+    wrong = {"task": (1000, {"lstm": f"{SMALL} --num-minibatches 3"})}
+    monkeypatch.setattr(learning, "TASKS", wrong)
+    options.runs_dir.mkdir()
+    said = learning.run("task", "lstm", 1, options)
+    [row] = learning.read(options.learning)
+    assert "must divide the 4 sequences" in row["error"] and row["error"] in said
+    assert row["eval_mean"] == ""
+
+
+def test_every_task_is_a_command(monkeypatch):
+    """The scripts' own parsers take the flags of each task; recipes and exercises exist."""
+    parsed = 0
+    for steps, methods in learning.TASKS.values():
+        for command in methods.values():
+            script, *flags = shlex.split(command)
+            if script == "peer":
+                continue
+            assert (ROOT / script).exists()
+            if script.removesuffix(".py") in MODULES:
+                monkeypatch.setattr(sys, "argv", [script, *flags, "--total-timesteps", str(steps)])
+                assert MODULES[script.removesuffix(".py")].parse_args().total_timesteps == steps
+                parsed += 1
+    assert parsed > 30
+
+
+def test_the_statistics_of_the_tables():
+    """The mean of the middle half; its interval covers the truth 95 times of 100."""
+    assert plot.iqm(np.array([0, 100, 1, 2, 3, 4, 5, -90.0])) == pytest.approx((1 + 2 + 3 + 4) / 4)
+    assert plot.iqm(np.array([1.0, 2.0, 6.0])) == 3
+    assert plot.interval(np.full(5, 7.0)) == (7, 7, 7)
+    random, covered = np.random.default_rng(1), 0
+    for _ in range(100):
+        _, low, high = plot.interval(random.normal(size=30), samples=500)
+        covered += low <= 0 <= high
+    assert 0.88 <= covered / 100 <= 0.99
