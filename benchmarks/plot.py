@@ -228,7 +228,7 @@ def figures() -> str:
         scores = {
             m: np.array([float(row["eval_mean"]) for row in rows]) for m, rows in methods.items()
         }
-        cells = {m: f"{shown(x)}, {len(x)} seeds" for m, x in scores.items()}
+        cells = {m: f"{shown(x)}, {len(x)} seed{'s' * (len(x) > 1)}" for m, x in scores.items()}
         control = "trpo" if ours == "trpo, lstm" else "ablated"
         beside = [f"{m}: {cells[m]}" for m in methods if m not in (ours, control)]
         published = PUBLISHED.get((task, ours))
