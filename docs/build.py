@@ -221,17 +221,17 @@ def difference(script: str, name: str, former: str) -> list[Row]:
 
 def shorten(rows: list[Row], keep: set[int], parent: str) -> list[str]:
     """The rows as HTML; unchanged ones further than CONTEXT from a change, and not in keep, are
-    left out."""
+    left out, unless it would be one alone."""
     changed = [i for i, row in enumerate(rows) if row.kind != "same" or row.number in keep]
-    near = {j for i in changed for j in range(i - CONTEXT, i + CONTEXT + 1)}
+    near = {j for i in changed for j in range(i - CONTEXT, i + CONTEXT + 1)} | {-1, len(rows)}
+    near |= {i for i in range(len(rows)) if {i - 1, i + 1} <= near}
     page, left_out = [], 0
     for i, row in enumerate([*rows, None]):
         if row is not None and i not in near:
             left_out += 1
             continue
         if left_out:
-            lines = "1 line" if left_out == 1 else f"{left_out} lines"
-            page.append(f'<span class="gap">{lines} as in {parent}.py\n</span>')
+            page.append(f'<span class="gap">{left_out} lines as in {parent}.py\n</span>')
             left_out = 0
         if row is not None:
             page.append(line(row))
@@ -342,6 +342,8 @@ def throughput(section: str) -> str:
             ratio = f"{float(row['median']) / float(peer['median']):.1f}" if peer else "-"
             median, low, high = (f"{float(row[name]):,.0f}" for name in ("median", "min", "max"))
             table.append(f"| {work} | {system} | {median} ({low}, {high}) | {ratio} | {row['machine']} | {row['commit']} |")
+    if any("old" in system for systems in works.values() for system in systems):
+        table += ["", "*Old* is the version of the commit in that row, from before the scripts were written anew to be read."]
     return "\n".join(table)
 
 
@@ -425,6 +427,7 @@ def fill(markdown: str) -> str:
         return KINDS[kind](rest.strip())
 
     markdown = re.sub(r"\{\{ (.+?) \}\}", replace, markdown)
+    markdown = re.sub(r"(?<!`)`--[\w-]+(?: \w+)?`(?![`{])", r"\g<0>{.flag}", markdown)  # not broken in two
     return re.sub(r"(?ms)^```eq\n(.*?)^```$", lambda m: equations(m[1]), markdown)
 
 

@@ -88,13 +88,13 @@ class Drawing:
 
 def time_steps() -> Drawing:
     """The end of an episode: steps 2 to 4, the final step 5, and the next episode."""
-    d = Drawing("time-steps", 318, "Time steps at the end of an episode: the final step, truncation and reset")
+    d = Drawing("time-steps", 312, "Time steps at the end of an episode: the final step, truncation and reset")
     left, column, ts = 84, 52, range(2, 8)
 
     def x(t: float) -> float:
         return left + (t - 2) * column + column / 2
 
-    d.box(left + 3 * column, 8, column, 302, "orange", radius=7, dash=True)
+    d.box(left + 3 * column, 8, column, 256, "orange", radius=7, dash=True)
     d.text(4, 26, "time step t", "soft", anchor="start")
     for t in ts:
         d.text(x(t), 26, f"{t}", bold=True)
@@ -129,8 +129,8 @@ def time_steps() -> Drawing:
     d.text(4, 252, "in the loss", "soft", anchor="start")
     for t in ts:
         d.text(x(t), 252, "no" if t == 5 else "yes", "of-orange" if t == 5 else "", bold=t == 5)
-    d.path(f"M{x(5)} 262C{x(5)} 282 {x(4)} 282 {x(4)} 264", "to-orange", head=True, width=1.8)
-    d.text(x(4.5), 298, "its value bootstraps step 4", "of-orange", 11.5)
+    d.path(f"M{x(5)} 266C{x(5)} 288 {x(4)} 288 {x(4)} 268", "to-orange", head=True, width=1.8)
+    d.text(x(4.5), 302, "its value bootstraps step 4", "of-orange", 11.5)
     return d
 
 
@@ -318,7 +318,7 @@ def reward_scale() -> Drawing:
             points = []
             for i in iterations:
                 found = [r for r in rows if r["norm_reward"] == divided and int(r["iteration"]) == i]
-                logs = [math.log10(float(r[part]) * float(r["factor"])) for r in found]
+                logs = [math.log10(float(r[part])) for r in found]
                 points.append(place(i, sum(logs) / len(logs)))
             d.path("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points), f"to-{kind}", dash=part == "value", width=2 if part == "policy" else 1.4)
             x, y = points[-1]

@@ -78,10 +78,11 @@ def main(out: str) -> None:
                 found = norms(norm_reward, seed, folder)
                 result = json.loads(Path(folder, f"{norm_reward} {seed}/result.json").read_text())
             for iteration, minibatches in enumerate(found, 1):
-                policy, value, factor = torch.tensor(minibatches).mean(0).tolist()
+                before = torch.tensor(minibatches)  # policy, value, factor
+                policy, value = (before[:, :2] * before[:, 2:]).mean(0).tolist()  # after clipping
                 rows.append({
                     "norm_reward": norm_reward, "seed": seed, "iteration": iteration,
-                    "policy": f"{policy:.4g}", "value": f"{value:.4g}", "factor": f"{factor:.4g}",
+                    "policy": f"{policy:.4g}", "value": f"{value:.4g}",
                     "return_100": f"{sum(result['returns']) / len(result['returns']):.1f}",
                 })  # fmt: skip
     with open(out, "w", newline="") as file:

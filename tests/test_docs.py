@@ -73,13 +73,17 @@ def commands_of(page: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    """What a reader's folder has: the scripts, and a run of each in runs/NAME."""
+def folder(tmp_path_factory, pages) -> Path:
+    """What a reader's folder has: the scripts, the modules that pages tell them to write, and a run
+    of each script in runs/NAME."""
     path = tmp_path_factory.mktemp("reader")
     for name in ["docs", "benchmarks", "pyproject.toml", "constraints.txt"]:
         (path / name).symlink_to(ROOT / name)
     for script in MODULES:
         shutil.copy(ROOT / f"{script}.py", path)
+    for name, module in re.findall(r'(?ms)^```python title="(my_\w+\.py)"\n(.*?)^```', "\n".join(pages.values())):
+        (path / name).write_text(module)
+    assert (path / "my_module.py").exists()
     return path
 
 
@@ -89,6 +93,7 @@ class Reader:
     def __init__(self, folder: Path, monkeypatch):
         self.folder, self.monkeypatch = folder, monkeypatch
         monkeypatch.chdir(folder)
+        monkeypatch.syspath_prepend(str(folder))  # as for a script in it
         monkeypatch.setenv("DISPLAY", ":0")  # for --play; SDL_VIDEODRIVER is dummy
 
     def run(self, command: str) -> None:
@@ -120,7 +125,8 @@ class Reader:
             flags = [re.sub(r"runs/RUN(/best)?", str(run_dir), flag) for flag in flags]
             flags += longer.split() if "--resume" in flags else []
         else:
-            flags += [*short.split(), "--run-name", f"{script}-{len(before)}"]
+            own = "own-" if "my_module" in " ".join(flags) else ""  # which --play cannot show
+            flags += [*short.split(), "--run-name", f"{own}{script}-{len(before)}"]
         flags += ["--eval-episodes", "1"]
         if launcher == ["python"] and script != "ppo1_mpi":
             self.monkeypatch.setattr(sys, "argv", [f"{script}.py", *flags])
