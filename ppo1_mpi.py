@@ -3,10 +3,10 @@
 # dependencies = ["torch>=2.9", "gymnasium[classic-control]>=1.2", "tyro", "tensorboard", "tqdm",
 #   "mpi4py", "mpich"]
 # ///
-"""PPO1: proximal policy optimisation by data-parallel workers, one environment on each MPI rank.
+"""PPO1: data-parallel PPO, one environment on each MPI rank.
 
-    mpiexec -n 8 python ppo1_mpi.py --env-id CartPole-v1  # train on 8 ranks; --help lists the flags
-    python ppo1_mpi.py --play runs/RUN                    # watch the trained agent
+    mpiexec -n 8 python ppo1_mpi.py --env-id CartPole-v1  # train on 8 ranks
+    python ppo1_mpi.py --play runs/RUN                    # watch the agent
 
 PPO: Schulman et al. 2017, arXiv:1707.06347. GAE: Schulman et al. 2016, arXiv:1506.02438.
 PPO1: openai/baselines, ppo1/pposgd_simple.py. Each rank, a process, plays its own environment and

@@ -2,14 +2,14 @@
 # requires-python = ">=3.10"
 # dependencies = ["torch>=2.9", "gymnasium[classic-control]>=1.2", "tyro", "tensorboard", "tqdm"]
 # ///
-"""Recurrent PPO for continuous actions: rppo_lstm.py with a Gaussian policy, whose noise can be
-gSDE's (a function of the LSTM's output), and with observations normalised by running statistics.
+"""Recurrent PPO for continuous actions: Gaussian policy, gSDE, running statistics.
 
-    python rppo_continuous.py --env-id Pendulum-v1 --mask-velocity  # train; --help lists the flags
-    python rppo_continuous.py --play runs/RUN                       # watch the trained agent
+    python rppo_continuous.py --env-id Pendulum-v1 --mask-velocity  # train
+    python rppo_continuous.py --play runs/RUN                       # watch it
 
 PPO: Schulman et al. 2017, arXiv:1707.06347. GAE: Schulman et al. 2016, arXiv:1506.02438.
-gSDE, generalised state-dependent exploration: Raffin et al. 2021, arXiv:2005.05719.
+gSDE, generalised state-dependent exploration: noise that is a function of the LSTM's output, for
+many steps the same. Raffin et al. 2021, arXiv:2005.05719.
 
 A rollout is T time steps of N environments; its arrays are (T, N, ...). When an episode ends,
 Gymnasium's vector environments return its last observation as a time step of its own:

@@ -4,9 +4,9 @@
 # ///
 """Recurrent PPO with a GRU on Atari games, in any number of processes.
 
-    python rppo_gru_atari.py --env-id ALE/Breakout-v5  # train; --help lists the flags
+    python rppo_gru_atari.py --env-id ALE/Breakout-v5  # train
     torchrun --nproc-per-node 2 rppo_gru_atari.py      # train in two processes
-    python rppo_gru_atari.py --play runs/RUN           # watch the trained agent
+    python rppo_gru_atari.py --play runs/RUN           # watch the agent
 
 PPO: Schulman et al. 2017, arXiv:1707.06347. GAE: Schulman et al. 2016, arXiv:1506.02438.
 

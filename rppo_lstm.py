@@ -2,10 +2,10 @@
 # requires-python = ">=3.10"
 # dependencies = ["torch>=2.9", "gymnasium[classic-control]>=1.2", "tyro", "tensorboard", "tqdm"]
 # ///
-"""Recurrent PPO: proximal policy optimisation with an LSTM, for tasks that need memory.
+"""Recurrent PPO: proximal policy optimisation for tasks that need memory.
 
-    python rppo_lstm.py --env-id CartPole-v1 --mask-velocity  # train; --help lists the flags
-    python rppo_lstm.py --play runs/RUN                       # watch the trained agent
+    python rppo_lstm.py --env-id CartPole-v1 --mask-velocity  # train
+    python rppo_lstm.py --play runs/RUN                       # watch the agent
 
 PPO: Schulman et al. 2017, arXiv:1707.06347. GAE: Schulman et al. 2016, arXiv:1506.02438.
 

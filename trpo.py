@@ -2,10 +2,10 @@
 # requires-python = ">=3.10"
 # dependencies = ["torch>=2.9", "gymnasium[classic-control]>=1.2", "tyro", "tensorboard", "tqdm"]
 # ///
-"""Trust region policy optimisation, TRPO, feed-forward or, with --memory lstm, recurrent.
+"""Trust region policy optimisation, TRPO, feed-forward or with --memory lstm.
 
-    python trpo.py --env-id HalfCheetah-v5  # train; --help lists the flags
-    python trpo.py --play runs/RUN          # watch the trained agent
+    python trpo.py --env-id HalfCheetah-v5  # train
+    python trpo.py --play runs/RUN          # watch the agent
 
 TRPO: Schulman et al. 2015, arXiv:1502.05477. GAE: Schulman et al. 2016, arXiv:1506.02438. Defaults
 are sb3-contrib's, but the KL divergence is, as in the paper, summed over an action's components.

@@ -547,3 +547,12 @@ def test_help_shows_every_flag_with_its_default_or_the_presets(script, tmp_path,
             assert line, name
             if name not in ("env_id", "mask_velocity"):
                 assert line[1] == str(preset.get(name, default)), (flags, name)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_help_fits_in_80_columns(script, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    code, text, _ = main(tmp_path, script, "--help")
+    assert code == 0 and text.count("\n") > 50
+    assert not [line for line in text.split("\n") if len(line) > 80]
+    assert len(re.findall(rf"^    .*{script}\.py.*# ", text, re.M)) >= 2  # commands that do not wrap
