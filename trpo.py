@@ -91,17 +91,19 @@ class Args:
     capture_video: bool = False  # --play writes videos into the run directory
 
 
-MUJOCO = dict(num_envs=2, num_steps=1024, cg_max_steps=25, n_critic_updates=20)
+TWO = dict(num_envs=2, num_steps=1024, cg_max_steps=25, n_critic_updates=20)
 PRESETS: dict[tuple, dict] = {  # better defaults for a task: (env_id, mask_velocity)
     ("CartPole-v1", True): dict(memory="lstm", total_timesteps=100_000, num_envs=8, num_steps=256,
         n_critic_updates=20, batch_size=256, cg_damping=0.01),
     ("Pendulum-v1", False): dict(num_envs=2, num_steps=1024, gamma=0.9, n_critic_updates=15),
     ("MountainCarContinuous-v0", False): dict(log_std_init=1.0),
-    ("HalfCheetah-v5", False): dict(target_kl=0.24, cg_damping=0.6, **MUJOCO),
+    ("LunarLander-v3", False): dict(gae_lambda=0.98, norm_obs=False, norm_reward=False, **TWO),
+    ("LunarLanderContinuous-v3", False): dict(target_kl=0.02, gae_lambda=0.98, **TWO),
+    ("HalfCheetah-v5", False): dict(target_kl=0.24, cg_damping=0.6, **TWO),
     ("Swimmer-v5", False): dict(target_kl=0.02, cg_damping=0.2, gamma=0.9999, gae_lambda=0.99,
-        **MUJOCO),
-    ("Hopper-v5", False): dict(target_kl=0.03, cg_damping=0.3, **MUJOCO),
-    ("Walker2d-v5", False): dict(target_kl=0.06, cg_damping=0.6, **MUJOCO),
+        **TWO),
+    ("Hopper-v5", False): dict(target_kl=0.03, cg_damping=0.3, **TWO),
+    ("Walker2d-v5", False): dict(target_kl=0.06, cg_damping=0.6, **TWO),
 }  # fmt: skip
 FIXED = "env_id", "mask_velocity", "encoder_size", "hidden_size", "memory", "norm_obs"
 LOSSES = "kl", "improvement", "expected_improvement", "step_fraction", "entropy", "value_loss"
@@ -218,8 +220,7 @@ class Agent(nn.Module):
 
     def forward(self, obs, state, final, every: int = 1) -> Independent:
         """Sequences: normalised obs (L, B, n), the state before them (2, B, H), final (L, B) -> the
-        policy in every k-th of the M steps that count. (To multiply the others by zero is not
-        enough: the ratio of an action's probabilities can overflow there.)"""
+        policy in every k-th of the M steps that count."""
         if self.args.memory == "none":
             return self.policy(self.encoder(obs[~final][::every]))
         return self.policy(self.lstm(self.encoder(obs), state, final)[~final][::every])
@@ -431,10 +432,9 @@ def train(args: Args) -> Agent:
         if valid.any():
             optimizer.param_groups[0]["lr"] = args.learning_rate
             rollout = normalized[:T], first_state, tensor(final[:T])
-            counts, advantage = tensor(valid), tensor(advantages[valid])
+            counts, advantage, targets = map(tensor, (valid, advantages[valid], returns[valid]))
             advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
             logs = trpo_step(agent, args, rollout, torch.stack(actions)[counts], advantage)
-            targets = tensor(returns[valid])
             value_loss = fit_critic(agent.critic, args, optimizer, inputs[:T][counts], targets)
             losses.append(torch.tensor([*logs, value_loss]))
 

@@ -52,17 +52,17 @@ PUBLISHED = {  # at as many steps, where nothing else is said
 
 README = {  # what README's table shows: the agent with its memory, and what stands beside it
     "cartpole-masked": "lstm",
+    "popgym-repeat-previous-easy": "lstm",
+    "poc-memory": "lstm",
+    "minigrid-memory-s9": "lstm",
     "pendulum-masked": "lstm",
     "mountaincarcontinuous-masked": "lstm",
     "lunarlandercontinuous-masked": "lstm",
-    "poc-memory": "lstm",
-    "minigrid-memory-s9": "lstm",
-    "popgym-repeat-previous-easy": "lstm",
-    "pong": "gru",
     "halfcheetah": "lstm",
-    "ppo1-cartpole": "ppo1",
+    "pong": "gru",
     "trpo-cartpole-masked": "trpo, lstm",
     "walker2d": "trpo",
+    "ppo1-cartpole": "ppo1",
 }
 
 
@@ -246,31 +246,33 @@ def figures() -> str:
 
 def overview(out: Path, text: str, task: str = "cartpole-masked") -> None:
     """README's picture: the same script with and without memory, and speeds beside peers'."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9.2, 3.2), width_ratios=[1, 0.9])
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9.2, 3.2), width_ratios=[1, 0.8])
     names = {"lstm": "with its LSTM", "ablated": "without memory"}
     drawn = sorted(returns(task, list(names)).items(), reverse=True)
     for (method, (_, steps, (mean, low, high))), color in zip(drawn, COLORS):
         left.plot(steps, mean, color=color, linewidth=2)
         left.fill_between(steps, low, high, color=color, alpha=0.25, linewidth=0)
-        above = mean[-1] > 250
-        left.text(
-            steps[-1], mean[-1] + (-75 if above else 25), names[method], color=color, ha="right"
-        )
+        x, above = (0.63, 0) if mean[-1] > 250 else (0.97, 25)
+        at = np.searchsorted(steps, x * steps[-1])
+        left.text(steps[at], mean[at] + above, f"{names[method]}  ", color=color, ha="right")
     left.set_title("CartPole without velocities: return", color=text, fontsize=11)
     left.set_xlabel("environment steps", color=text)
     left.set_ylim(0, 520)
     left.xaxis.set_major_formatter(EngFormatter(sep=""))
-    bars = [(f"{script}\n{work.replace(', ', chr(10), 1)}", float(a["median"]) / float(b["median"]), b["system"])
-            for script, work, a, b in compared()][::-1]  # fmt: skip
+    bars = []
+    for script, work, own, peer in compared()[::-1]:
+        what = "its peer's defaults" if "defaults" in work else work.split(",")[0]
+        ratio = float(own["median"]) / float(peer["median"])
+        bars.append((f"{script.removesuffix('.py')}, {what}", ratio, peer["system"]))
     for i, (_, ratio, peer) in enumerate(bars):
         right.barh(i, ratio, color=COLORS[0], height=0.55)
         right.text(ratio, i, f" {ratio:.1f} × {peer}", va="center", color=text)
     right.set_yticks(range(len(bars)), [label for label, *_ in bars], fontsize=9)
-    right.set_xlim(0, 1.9 * max(ratio for _, ratio, _ in bars))
+    right.set_xlim(0, 1.7 * max(ratio for _, ratio, _ in bars))
     right.set_ylim(-0.6, max(len(bars), 2) - 0.4)
     right.axvline(1, color=GREY, linewidth=1, linestyle=":")
-    right.set_title("Training speed on the same work, 1 core", color=text, fontsize=11)
-    right.set_xlabel("times the peer's steps a second", color=text)
+    right.set_title("Training speed, times a peer's", color=text, fontsize=11)
+    right.set_xlabel("on the same work, one core", color=text)
     for axis in left, right:
         axis.tick_params(colors=text)
         axis.spines[:].set_color(GREY)
