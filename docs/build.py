@@ -94,7 +94,9 @@ def blocks(script: str) -> dict[str, Block]:
                 if isinstance(method, ast.FunctionDef):
                     starts[f"{node.name}.{method.name}"] = first_line(method, lines)
     found = {}
-    for name, first, after in zip(starts, starts.values(), [*starts.values()][1:] + [len(lines) + 1]):
+    for name, first, after in zip(
+        starts, starts.values(), [*starts.values()][1:] + [len(lines) + 1]
+    ):
         last = after - 1
         while not lines[last - 1].strip():
             last -= 1
@@ -113,7 +115,9 @@ def first_line(node, lines: list[str]) -> int:
 @cache
 def highlighted(script: str) -> list[str]:
     """The lines of a script as HTML."""
-    whole = highlight("\n".join(text(script)), PythonLexer(stripnl=False), HtmlFormatter(nowrap=True))
+    whole = highlight(
+        "\n".join(text(script)), PythonLexer(stripnl=False), HtmlFormatter(nowrap=True)
+    )
     return whole.split("\n")
 
 
@@ -154,7 +158,12 @@ def check_complete(script: str, found: dict, shown: list[str]) -> None:
     end = blocks(script)["train"].last
     for name in shown:
         lesson = blocks(script)[name].first <= end
-        if name not in found and "." not in name and name != "imports" and (lesson or not PARENTS[script]):
+        if (
+            name not in found
+            and "." not in name
+            and name != "imports"
+            and (lesson or not PARENTS[script])
+        ):
             raise BuildError(f"docs/reading/{script}.md has no note {name}")
 
 
@@ -182,7 +191,9 @@ def reading(script: str) -> str:
     if not starts or starts[0] != 1:
         raise BuildError("the first note must be docstring")
     page = [intro]
-    for (key, (_, note)), first, after in zip(found.items(), starts, starts[1:] + [len(text(script)) + 1]):
+    for (key, (_, note)), first, after in zip(
+        found.items(), starts, starts[1:] + [len(text(script)) + 1]
+    ):
         rows = [Row("same", n, highlighted(script)[n - 1]) for n in range(first, after)]
         while not text(script)[rows[-1].number - 1].strip():
             rows.pop()
@@ -206,16 +217,23 @@ def difference(script: str, name: str, former: str) -> list[Row]:
     assert parent is not None
     new, old = blocks(script)[name], blocks(parent).get(former, Block(1, 0))
     if name not in SPLIT:  # a whole class beside a whole class
-        ends = [block.last for other, block in blocks(parent).items() if other.startswith(f"{former}.")]
+        ends = [
+            block.last for other, block in blocks(parent).items() if other.startswith(f"{former}.")
+        ]
         old = Block(old.first, max([old.last, *ends]))
     ours, theirs = text(script)[new.first - 1 : new.last], text(parent)[old.first - 1 : old.last]
     rows = []
     matcher = difflib.SequenceMatcher(None, theirs, ours, autojunk=False)
     for tag, i1, i2, j1, j2 in matcher.get_opcodes():
         if tag != "equal":
-            rows += [Row("del", old.first + i, highlighted(parent)[old.first + i - 1]) for i in range(i1, i2)]
+            rows += [
+                Row("del", old.first + i, highlighted(parent)[old.first + i - 1])
+                for i in range(i1, i2)
+            ]
         kind = "same" if tag == "equal" else "add"
-        rows += [Row(kind, new.first + j, highlighted(script)[new.first + j - 1]) for j in range(j1, j2)]
+        rows += [
+            Row(kind, new.first + j, highlighted(script)[new.first + j - 1]) for j in range(j1, j2)
+        ]
     return rows
 
 
@@ -281,7 +299,9 @@ def source(path: str) -> str:
     script, *names = path.split(".")
     nodes: list = ast.parse("\n".join(text(script))).body
     for name in names:
-        found = [n for n in nodes if isinstance(n, ast.FunctionDef | ast.ClassDef) and n.name == name]
+        found = [
+            n for n in nodes if isinstance(n, ast.FunctionDef | ast.ClassDef) and n.name == name
+        ]
         if not found:
             raise BuildError(f"{script}.py has no {'.'.join(names)}")
         node, nodes = found[0], found[0].body
@@ -299,7 +319,11 @@ def file(path: str) -> str:
 
 def flags(script: str) -> str:
     lines = text(script)
-    args = next(n for n in ast.parse("\n".join(lines)).body if isinstance(n, ast.ClassDef) and n.name == "Args")
+    args = next(
+        n
+        for n in ast.parse("\n".join(lines)).body
+        if isinstance(n, ast.ClassDef) and n.name == "Args"
+    )
     rows = ["| flag | default | |", "|---|---|---|"]
     for field in args.body:
         assert isinstance(field, ast.AnnAssign) and field.value is not None
@@ -307,7 +331,9 @@ def flags(script: str) -> str:
         following = lines[field.end_lineno].strip()
         help_text += following[1:] if following.startswith("# ") else ""
         name = ast.unparse(field.target).replace("_", "-")
-        rows.append(f"| `--{name}` | `{ast.unparse(field.value)}` | {help_text.replace('|', chr(92) + '|')} |")
+        rows.append(
+            f"| `--{name}` | `{ast.unparse(field.value)}` | {help_text.replace('|', chr(92) + '|')} |"
+        )
     return "\n".join(rows)
 
 
@@ -315,7 +341,11 @@ def results(names: str) -> str:
     """As python benchmarks/plot.py table TASK ... prints them, of the tasks that have been run."""
     tasks: list[str] = []
     for name in names.split():
-        of_script = [t for t, (_, runs) in learning.TASKS.items() if any(x.startswith(name) for x in runs.values())]
+        of_script = [
+            t
+            for t, (_, runs) in learning.TASKS.items()
+            if any(x.startswith(name) for x in runs.values())
+        ]
         tasks += of_script if name.endswith(".py") else [name]
     measured = {row["task"] for row in learning.read(plot.RESULTS / "learning.csv")}
     for task in tasks:
@@ -335,15 +365,23 @@ def throughput(section: str) -> str:
     works = plot.speeds(section)
     if not works:
         return f"Not measured yet: `python benchmarks/throughput.py {section}`."
-    table = ["| work | system | steps a second: median (min, max) | ratio | machine | commit |", "|---|---|---|---|---|---|"]
+    table = [
+        "| work | system | steps a second: median (min, max) | ratio | machine | commit |",
+        "|---|---|---|---|---|---|",
+    ]
     for (_, work), systems in works.items():
         peer = plot.peer_of(systems)
         for system, row in systems.items():
             ratio = f"{float(row['median']) / float(peer['median']):.1f}" if peer else "-"
             median, low, high = (f"{float(row[name]):,.0f}" for name in ("median", "min", "max"))
-            table.append(f"| {work} | {system} | {median} ({low}, {high}) | {ratio} | {row['machine']} | {row['commit']} |")
+            table.append(
+                f"| {work} | {system} | {median} ({low}, {high}) | {ratio} | {row['machine']} | {row['commit']} |"
+            )
     if any("old" in system for systems in works.values() for system in systems):
-        table += ["", "*Old* is the version of the commit in that row, from before the scripts were written anew to be read."]
+        table += [
+            "",
+            "*Old* is the version of the commit in that row, from before the scripts were written anew to be read.",
+        ]
     return "\n".join(table)
 
 
@@ -427,7 +465,9 @@ def fill(markdown: str) -> str:
         return KINDS[kind](rest.strip())
 
     markdown = re.sub(r"\{\{ (.+?) \}\}", replace, markdown)
-    markdown = re.sub(r"(?<!`)`--[\w-]+(?: \w+)?`(?![`{])", r"\g<0>{.flag}", markdown)  # not broken in two
+    markdown = re.sub(
+        r"(?<!`)`--[\w-]+(?: \w+)?`(?![`{])", r"\g<0>{.flag}", markdown
+    )  # not broken in two
     return re.sub(r"(?ms)^```eq\n(.*?)^```$", lambda m: equations(m[1]), markdown)
 
 
@@ -445,7 +485,9 @@ def render(out: Path) -> None:
             if path.suffix != ".md":
                 pages[name] = path.read_bytes()
             elif path.parent.name == "reading":
-                markdown = reading(path.stem) if PARENTS[path.stem] is None else reading_diff(path.stem)
+                markdown = (
+                    reading(path.stem) if PARENTS[path.stem] is None else reading_diff(path.stem)
+                )
                 pages[name] = markdown
             else:
                 pages[name] = fill(path.read_text())
@@ -478,7 +520,9 @@ def configuration(pages) -> str:
         title = str(pages[name]).split("\n")[0].removeprefix("# ").replace("`", "")
         title = f"{Path(name).stem}.py" if name.startswith("recipes/") else title
         folder = name.split("/")[0] if name.startswith(("recipes/", "exercises/")) else "else"
-        entries[folder] = entries.get(folder, "") + f"        {{ {json.dumps(title)} = {json.dumps(name)} }},\n"
+        entries[folder] = (
+            entries.get(folder, "") + f"        {{ {json.dumps(title)} = {json.dumps(name)} }},\n"
+        )
     for folder in "recipes", "exercises", "else":
         config = config.replace(f"        # pages of {folder}\n", entries.get(folder, ""))
     return config
@@ -522,7 +566,9 @@ def serve(out: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--serve", action="store_true", help="serve the site at localhost:8000")
     parser.add_argument("--site", type=Path, default=ROOT / "site", help="where it goes")
     options = parser.parse_args()

@@ -1,8 +1,8 @@
 """Films two agents of masked CartPole side by side: one with memory, and its control without.
 
-    python rppo_lstm.py --env-id CartPole-v1 --mask-velocity --run-name memory
-    python rppo_lstm.py --env-id CartPole-v1 --mask-velocity --ablate-memory --run-name control
-    python docs/clip.py runs/memory runs/control docs/img/cartpole-memory.gif
+python rppo_lstm.py --env-id CartPole-v1 --mask-velocity --run-name memory
+python rppo_lstm.py --env-id CartPole-v1 --mask-velocity --ablate-memory --run-name control
+python docs/clip.py runs/memory runs/control docs/img/cartpole-memory.gif
 """
 
 import sys
@@ -49,7 +49,9 @@ def picture(title: str, position: float, angle: float, attempt: int, line: str) 
     x = width / 2 + position * scale
     draw.line([(0, ground), (width, ground)], TRACK, FINE)
     tip = x + np.sin(angle) * scale, ground - 12 * FINE - np.cos(angle) * scale
-    draw.rounded_rectangle([x - 24 * FINE, ground - 20 * FINE, x + 24 * FINE, ground - 2 * FINE], 4 * FINE, CART)
+    draw.rounded_rectangle(
+        [x - 24 * FINE, ground - 20 * FINE, x + 24 * FINE, ground - 2 * FINE], 4 * FINE, CART
+    )
     draw.line([(x, ground - 12 * FINE), tip], POLE, 8 * FINE)
     for end in (x, ground - 12 * FINE), tip:
         draw.circle(end, 4 * FINE, POLE)

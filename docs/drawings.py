@@ -44,12 +44,34 @@ class Drawing:
         self.elements: list[str] = []
         self.heads: set[str] = set()
 
-    def text(self, x: float, y: float, words: str, kind: str = "", size: float = 12, anchor: str = "middle", bold=False):
+    def text(
+        self,
+        x: float,
+        y: float,
+        words: str,
+        kind: str = "",
+        size: float = 12,
+        anchor: str = "middle",
+        bold=False,
+    ):
         attributes = f' class="{kind}"' * bool(kind) + ' font-weight="600"' * bool(bold)
-        attributes += f' font-size="{size:g}"' * (size != 12) + f' text-anchor="{anchor}"' * (anchor != "middle")
+        attributes += f' font-size="{size:g}"' * (size != 12) + f' text-anchor="{anchor}"' * (
+            anchor != "middle"
+        )
         self.elements.append(f'<text x="{x:g}" y="{y:g}"{attributes}>{escape(words)}</text>')
 
-    def box(self, x: float, y: float, width: float, height: float, kind: str, words: str = "", size: float = 11, radius: float = 4, dash=False):
+    def box(
+        self,
+        x: float,
+        y: float,
+        width: float,
+        height: float,
+        kind: str,
+        words: str = "",
+        size: float = 11,
+        radius: float = 4,
+        dash=False,
+    ):
         self.elements.append(
             f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="{radius:g}" class="{kind}"'
             + ' stroke-dasharray="3 3"' * dash
@@ -88,7 +110,11 @@ class Drawing:
 
 def time_steps() -> Drawing:
     """The end of an episode: steps 2 to 4, the final step 5, and the next episode."""
-    d = Drawing("time-steps", 312, "Time steps at the end of an episode: the final step, truncation and reset")
+    d = Drawing(
+        "time-steps",
+        312,
+        "Time steps at the end of an episode: the final step, truncation and reset",
+    )
     left, column, ts = 84, 52, range(2, 8)
 
     def x(t: float) -> float:
@@ -140,7 +166,11 @@ STEPS = 12
 
 def replay() -> Drawing:
     """The same rollout three times: the loop, padding, and the fused reset."""
-    d = Drawing("replay", 428, "Three ways to replay a rollout: a loop over time, padding, and the fused reset")
+    d = Drawing(
+        "replay",
+        428,
+        "Three ways to replay a rollout: a loop over time, padding, and the fused reset",
+    )
     cell, left = 30, 20
 
     def kind(n: int, t: int) -> str:
@@ -151,7 +181,16 @@ def replay() -> Drawing:
         for i, t in enumerate(steps):
             final = t in ENDS[n]
             x = left + (at + i) * cell
-            d.box(x + 1 + gap, y, cell - 2 - 2 * gap, 16, "orange" if final else kind(n, t), "reset" if final and mark else "", 8.5, 3)
+            d.box(
+                x + 1 + gap,
+                y,
+                cell - 2 - 2 * gap,
+                16,
+                "orange" if final else kind(n, t),
+                "reset" if final and mark else "",
+                8.5,
+                3,
+            )
 
     d.text(4, 16, "A loop: 12 calls, one after the other", anchor="start", bold=True)
     for n in range(3):
@@ -179,20 +218,32 @@ def replay() -> Drawing:
     d.path(f"M{left} 368H{left + STEPS * cell - 2}", head=True)
     d.text(left + STEPS * cell / 2, 384, "time steps of 3 environments", "soft", 11.5)
     d.text(left + STEPS * cell / 2, 402, "A colour is an episode.", "soft", 11)
-    d.text(left + STEPS * cell / 2, 418, "Orange: its final step, whose output no loss reads.", "soft", 11)
+    d.text(
+        left + STEPS * cell / 2,
+        418,
+        "Orange: its final step, whose output no loss reads.",
+        "soft",
+        11,
+    )
     return d
 
 
 def minibatches() -> Drawing:
     """Eight sequences of a rollout of 8 steps and 4 environments, in 4 minibatches."""
-    d = Drawing("minibatches", 350, "A rollout cut into sequences, shuffled into minibatches of whole sequences")
+    d = Drawing(
+        "minibatches",
+        350,
+        "A rollout cut into sequences, shuffled into minibatches of whole sequences",
+    )
     cell, left, batches = 40, 54, [[0, 6], [3, 5], [1, 4], [2, 7]]
     of = {s: KINDS[b] for b, batch in enumerate(batches) for s in batch}
 
     def sequence(s: int, x: float, y: float, size: float):
         for t in range(4):
             d.box(x + t * size + 1, y, size - 2, 22, of[s], f"{t + 4 * (s % 2)}", 10, 3)
-        d.elements.append(f'<circle cx="{x - 1:g}" cy="{y + 11:g}" r="4" class="{of[s]}" stroke-width="2"/>')
+        d.elements.append(
+            f'<circle cx="{x - 1:g}" cy="{y + 11:g}" r="4" class="{of[s]}" stroke-width="2"/>'
+        )
 
     d.text(4, 18, "8 steps of 4 environments, in sequences of 4", anchor="start", bold=True)
     for n in range(4):
@@ -201,7 +252,14 @@ def minibatches() -> Drawing:
             sequence(2 * n + half, left + half * (4 * cell + 12), 33 + 28 * n, cell)
     d.text(200, 160, "Circles: the LSTM's state, stored when the sequence began", "soft", 10.5)
     d.path("M36 172V198", head=True, width=1.8)
-    d.text(48, 189, "shuffle the sequences, keep the order of their steps", "soft", 10.5, anchor="start")
+    d.text(
+        48,
+        189,
+        "shuffle the sequences, keep the order of their steps",
+        "soft",
+        10.5,
+        anchor="start",
+    )
     d.text(4, 222, "4 minibatches of 2 whole sequences", anchor="start", bold=True)
     for b, batch in enumerate(batches):
         x, y = 16 + (b % 2) * 196, 236 + (b // 2) * 58
@@ -212,7 +270,11 @@ def minibatches() -> Drawing:
 
 def ranks() -> Drawing:
     """What three ranks do on their own, and together."""
-    d = Drawing("ranks", 330, "Three MPI ranks: rollouts of their own, one averaged gradient, the same weights")
+    d = Drawing(
+        "ranks",
+        330,
+        "Three MPI ranks: rollouts of their own, one averaged gradient, the same weights",
+    )
     for r in range(3):
         x, kind = 6 + r * 132, ("blue", "green", "violet")[r]
         d.text(x + 62, 18, f"rank {r}", bold=True)
@@ -232,7 +294,9 @@ def ranks() -> Drawing:
 def trust_region() -> Drawing:
     """A Gaussian policy of one action, mean 0 and standard deviation 1: its parameters are m and
     log s. KL(old, new) = log s + (1 + m^2) / (2 s^2) - 1/2, and its Hessian there is diag(1, 2)."""
-    d = Drawing("trust-region", 388, "The trust region, the natural gradient's step and the line search")
+    d = Drawing(
+        "trust-region", 388, "The trust region, the natural gradient's step and the line search"
+    )
     target, gradient = 0.2, (0.45, -1.0)
 
     def kl(m: float, log_s: float) -> float:
@@ -258,7 +322,12 @@ def trust_region() -> Drawing:
 
     d.path(outline(true_radius), "green", width=1.8)
     d.elements[-1] = d.elements[-1].replace(' fill="none"', "")
-    d.path(outline(lambda c, s: math.sqrt(2 * target / (c * c + 2 * s * s))), "to-blue", dash=True, width=1.8)
+    d.path(
+        outline(lambda c, s: math.sqrt(2 * target / (c * c + 2 * s * s))),
+        "to-blue",
+        dash=True,
+        width=1.8,
+    )
     natural = gradient[0], gradient[1] / 2  # F^-1 g
     scale = math.sqrt(2 * target / (natural[0] ** 2 + 2 * natural[1] ** 2))
     step = natural[0] * scale, natural[1] * scale
@@ -274,10 +343,20 @@ def trust_region() -> Drawing:
     for f in [*refused, taken]:
         x, y = place(f * step[0], f * step[1])
         kind = "green" if f == taken else "orange"
-        d.elements.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5.5" class="{kind}" stroke-width="2"/>')
+        d.elements.append(
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5.5" class="{kind}" stroke-width="2"/>'
+        )
         right, up = 284, y - 22 if f == taken else y + 18
         d.path(f"M{x + 7:.1f} {y:.1f}L{right - 5:g} {up:.1f}", f"to-{kind}", width=1)
-        d.text(right, round(up, 1), "whole step" if f == 1 else f"{f:.3g} of the step", f"of-{kind}", 11, anchor="start", bold=True)
+        d.text(
+            right,
+            round(up, 1),
+            "whole step" if f == 1 else f"{f:.3g} of the step",
+            f"of-{kind}",
+            11,
+            anchor="start",
+            bold=True,
+        )
         words = f"KL {kl(f * step[0], f * step[1]):.2f}: {'taken' if f == taken else 'refused'}"
         d.text(right, round(up + 14, 1), words, f"of-{kind}", 11, anchor="start")
     d.elements.append(f'<circle cx="{x0:g}" cy="{y0:g}" r="4.5" class="pad" stroke-width="2"/>')
@@ -295,10 +374,21 @@ def trust_region() -> Drawing:
 
 def reward_scale() -> Drawing:
     """The gradient steps that docs/reward_scale.py measured: geometric means over seeds."""
-    d = Drawing("reward-scale", 364, "Gradients of the policy and of the value after clipping, with rewards divided and as they come")
+    d = Drawing(
+        "reward-scale",
+        364,
+        "Gradients of the policy and of the value after clipping, with rewards divided and as they come",
+    )
     with open(IMAGES / "reward-scale.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    iterations = range(1, 1 + min(max(int(r["iteration"]) for r in rows if r["norm_reward"] == x) for x in ("True", "False")))
+    iterations = range(
+        1,
+        1
+        + min(
+            max(int(r["iteration"]) for r in rows if r["norm_reward"] == x)
+            for x in ("True", "False")
+        ),
+    )
     left, right, low, high = 46, 336, -4.0, 0.0
 
     def place(iteration: float, exponent: float) -> tuple[float, float]:
@@ -308,23 +398,49 @@ def reward_scale() -> Drawing:
     for exponent in range(int(low), int(high) + 1):
         y = place(1, exponent)[1]
         d.path(f"M{left} {y:g}H{right}", width=0.5)
-        d.text(left - 6, y + 4, ("0.0001", "0.001", "0.01", "0.1", "1")[exponent + 4], "soft", 10, anchor="end")
+        d.text(
+            left - 6,
+            y + 4,
+            ("0.0001", "0.001", "0.01", "0.1", "1")[exponent + 4],
+            "soft",
+            10,
+            anchor="end",
+        )
     for iteration in 1, 10, 20, 30:
         d.text(place(iteration, 0)[0], 288, f"{iteration}", "soft", 10.5)
     d.text((left + right) / 2, 306, "iteration", "soft", 11.5)
-    d.text(4, 16, "norm of the gradient in the shared layers, after clipping", "soft", 11.5, anchor="start")
+    d.text(
+        4,
+        16,
+        "norm of the gradient in the shared layers, after clipping",
+        "soft",
+        11.5,
+        anchor="start",
+    )
     for divided, kind in ("True", "blue"), ("False", "orange"):
         for part in "value", "policy":
             points = []
             for i in iterations:
-                found = [r for r in rows if r["norm_reward"] == divided and int(r["iteration"]) == i]
+                found = [
+                    r for r in rows if r["norm_reward"] == divided and int(r["iteration"]) == i
+                ]
                 logs = [math.log10(float(r[part])) for r in found]
                 points.append(place(i, sum(logs) / len(logs)))
-            d.path("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points), f"to-{kind}", dash=part == "value", width=2 if part == "policy" else 1.4)
+            d.path(
+                "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points),
+                f"to-{kind}",
+                dash=part == "value",
+                width=2 if part == "policy" else 1.4,
+            )
             x, y = points[-1]
             shift = {("orange", "value"): -4, ("blue", "policy"): 9}.get((kind, part), 4)
             d.text(x + 8, round(y + shift, 1), part, f"of-{kind}", 11, anchor="start", bold=True)
-    for i, (kind, words) in enumerate([("blue", "rewards divided by the standard deviation of returns"), ("orange", "rewards as they come (--no-norm-reward)")]):
+    for i, (kind, words) in enumerate(
+        [
+            ("blue", "rewards divided by the standard deviation of returns"),
+            ("orange", "rewards as they come (--no-norm-reward)"),
+        ]
+    ):
         d.path(f"M16 {330 + 20 * i}H40", f"to-{kind}", width=2.4)
         d.text(48, 334 + 20 * i, words, size=11, anchor="start")
     return d

@@ -23,7 +23,9 @@ SETTINGS = {  # all that matter, so that presets may change
 }  # fmt: skip
 
 
-def norms(norm_reward: bool, seed: int, runs_dir: str, steps: int = 30_000) -> list[list[tuple[float, float, float]]]:
+def norms(
+    norm_reward: bool, seed: int, runs_dir: str, steps: int = 30_000
+) -> list[list[tuple[float, float, float]]]:
     """For each minibatch of each iteration: the norms of the policy loss's and of the value loss's
     gradient in the shared encoder and LSTM, before clipping, and the factor of clipping."""
     found: list = []

@@ -91,7 +91,9 @@ def record(comm, env_id: str, name: str, **flags) -> dict:
         for key, value in patched.items():
             setattr(module, key, value)
         module.Run.log = log
-        args = module.Args(env_id=env_id, run_name=name, **{"total_timesteps": 50 * comm.size, **FLAGS, **flags})
+        args = module.Args(
+            env_id=env_id, run_name=name, **{"total_timesteps": 50 * comm.size, **FLAGS, **flags}
+        )
         agent = module.train(args)
     finally:
         torch.set_default_dtype(torch.float32)

@@ -37,7 +37,10 @@ FLAGS = {  # a short training, and a longer one for --resume
     "rppo_lstm": (f"{PPO} 32", f"{PPO} 64"),
     "rppo_continuous": (f"{PPO} 32 --sde-sample-freq -1", f"{PPO} 64"),
     "rppo_gru_atari": (f"{ATARI} 8", f"{ATARI} 16"),
-    "trpo": ("--num-envs 2 --num-steps 32 --n-critic-updates 1 --total-timesteps 64", "--total-timesteps 128"),
+    "trpo": (
+        "--num-envs 2 --num-steps 32 --n-critic-updates 1 --total-timesteps 64",
+        "--total-timesteps 128",
+    ),
     "ppo1_mpi": ("--num-steps 32 --seq-len 16 --total-timesteps 64", "--total-timesteps 256"),
 }
 ELSEWHERE = {  # what a command has, and why it does not run here
@@ -81,7 +84,9 @@ def folder(tmp_path_factory, pages) -> Path:
         (path / name).symlink_to(ROOT / name)
     for script in MODULES:
         shutil.copy(ROOT / f"{script}.py", path)
-    for name, module in re.findall(r'(?ms)^```python title="(my_\w+\.py)"\n(.*?)^```', "\n".join(pages.values())):
+    for name, module in re.findall(
+        r'(?ms)^```python title="(my_\w+\.py)"\n(.*?)^```', "\n".join(pages.values())
+    ):
         (path / name).write_text(module)
     assert (path / "my_module.py").exists()
     return path
@@ -107,7 +112,9 @@ class Reader:
         elif words[0] == "pytest":
             assert words == ["pytest"]  # this
         elif words[0] in ("cp", "diff"):
-            assert subprocess.run(words, stdout=subprocess.DEVNULL).returncode == (words[0] == "diff")
+            assert subprocess.run(words, stdout=subprocess.DEVNULL).returncode == (
+                words[0] == "diff"
+            )
         elif "benchmarks/learning.py" in words:
             assert {*names_of(words)} <= {*learning.TASKS}
         elif "benchmarks/throughput.py" in words:
@@ -184,7 +191,10 @@ def test_every_command_runs(pages, folder, monkeypatch, capfd):
 def test_what_runs_elsewhere_does(kind):
     """Each recipe and exercise is named in its own test."""
     tests = (ROOT / f"tests/test_{kind}.py").read_text()
-    stems = {path.stem for path in (ROOT / "docs" / kind).glob("*.py" if kind == "recipes" else "[0-9]*.md")}
+    stems = {
+        path.stem
+        for path in (ROOT / "docs" / kind).glob("*.py" if kind == "recipes" else "[0-9]*.md")
+    }
     assert stems and all(re.sub(r"^\d+_", "", stem) in tests for stem in stems)
 
 
@@ -219,7 +229,9 @@ def test_the_site_builds(tmp_path):
     pages = [*(tmp_path / "site").rglob("*.html")]
     assert len(pages) > 20
     for page in pages:
-        loaded = re.findall(r"<(?:script|img|link|source)[^>]*(?:src|href)=\"?(https?:[^\" >]+)", page.read_text())
+        loaded = re.findall(
+            r"<(?:script|img|link|source)[^>]*(?:src|href)=\"?(https?:[^\" >]+)", page.read_text()
+        )
         assert loaded == [], page
     whole = (tmp_path / "site/reading/rppo_lstm/index.html").read_text()
     for number in range(1, len(build.text("rppo_lstm")) + 1):
@@ -283,5 +295,8 @@ def test_the_differences_are_all_shown(script):
 
 def test_equations():
     shown = build.equations("delta_t = r_t + gamma V_{t+1} - V_t <= x^2")
-    assert "δ<sub><i>t</i></sub> = <i>r</i><sub><i>t</i></sub> + γ <i>V</i><sub><i>t</i>+1</sub> − " in shown
+    assert (
+        "δ<sub><i>t</i></sub> = <i>r</i><sub><i>t</i></sub> + γ <i>V</i><sub><i>t</i>+1</sub> − "
+        in shown
+    )
     assert "≤ <i>x</i><sup>2</sup>" in shown

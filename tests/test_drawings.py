@@ -19,11 +19,22 @@ def test_a_drawing_is_the_committed_file_and_fits(draw):
     assert (drawings.IMAGES / f"{drawing.name}.svg").read_text() == drawing.svg()
     root = ElementTree.fromstring(drawing.svg())
     tag = "{http://www.w3.org/2000/svg}"
-    assert root.find(f"{tag}title").text and "prefers-color-scheme:dark" in root.find(f"{tag}style").text
+    assert (
+        root.find(f"{tag}title").text
+        and "prefers-color-scheme:dark" in root.find(f"{tag}style").text
+    )
     for text in root.iter(f"{tag}text"):
         size, x, y = float(text.get("font-size", 12)), float(text.get("x")), float(text.get("y"))
-        width = len(text.text) * size * (0.57 if text.get("font-weight") is None else 0.64)  # a wide font's
-        left = x if text.get("text-anchor") == "start" else x - width if text.get("text-anchor") == "end" else x - width / 2
+        width = (
+            len(text.text) * size * (0.57 if text.get("font-weight") is None else 0.64)
+        )  # a wide font's
+        left = (
+            x
+            if text.get("text-anchor") == "start"
+            else x - width
+            if text.get("text-anchor") == "end"
+            else x - width / 2
+        )
         assert size >= 8.5 and 0 <= left and left + width <= drawings.WIDTH + 6, text.text
         assert size < y < drawing.height, text.text
     for box in root.iter(f"{tag}rect"):
@@ -63,7 +74,9 @@ def test_the_page_on_reward_scale_says_what_was_measured():
     for row in rows:
         if int(row["iteration"]) <= 30:
             sums[row["norm_reward"]] += float(row["policy"])
-        assert float(row["value"]) <= 0.5 + float(row["policy"])  # both together were clipped to 0.5
+        assert float(row["value"]) <= 0.5 + float(
+            row["policy"]
+        )  # both together were clipped to 0.5
     assert 50 < sums["True"] / sums["False"] < 150  # "a hundredth"
 
 

@@ -61,7 +61,13 @@ def test_a_page_has_a_question_a_diff_a_command_a_hint_and_an_answer(name):
     page = exercises.EXERCISES[name]
     text = page.read_text()
     assert text.startswith(f"# {int(page.name[:2])}. ")
-    parts = ["```diff\n", "**Predict.**", "```bash\n", "<summary>Hint</summary>", "<summary>Answer</summary>"]
+    parts = [
+        "```diff\n",
+        "**Predict.**",
+        "```bash\n",
+        "<summary>Hint</summary>",
+        "<summary>Answer</summary>",
+    ]
     places = [text.index(part) for part in parts]
     assert places == sorted(places) and all(text.count(part) == 1 for part in parts)
     assert f"python docs/exercises/run.py {name} --seeds 1:3 --env-id CartPole-v1" in text
@@ -70,7 +76,9 @@ def test_a_page_has_a_question_a_diff_a_command_a_hint_and_an_answer(name):
     assert f"{{{{ exercise {name} }}}}" in text
     index = (ROOT / "docs/exercises.md").read_text()
     added = sum(line[:1] == "+" for line in diff)
-    assert re.search(rf"\| {int(page.name[:2])} \| \[[^]]+\]\(exercises/{page.name}\) \| {added} \|", index)
+    assert re.search(
+        rf"\| {int(page.name[:2])} \| \[[^]]+\]\(exercises/{page.name}\) \| {added} \|", index
+    )
 
 
 def test_pages_are_numbered_and_a_diff_that_does_not_fit_is_an_error(tmp_path, monkeypatch):
@@ -104,9 +112,14 @@ def test_a_changed_script_trains_resumes_and_says_what_it_is(name, tmp_path, mon
 
 def test_wrong_names_and_runs_are_refused_in_one_line(tmp_path):
     command = [sys.executable, str(ROOT / "docs/exercises/run.py")]
-    for flags, error in (["lstm"], "error: lstm is not one of unchanged, no_bootstrap"), (["--resume", "x"], "error: x/agent.pt"):
+    for flags, error in (
+        (["lstm"], "error: lstm is not one of unchanged, no_bootstrap"),
+        (["--resume", "x"], "error: x/agent.pt"),
+    ):
         done = subprocess.run([*command, *flags], cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode and done.stderr.strip().split("\n")[-1].startswith(error), done.stderr
+        assert done.returncode and done.stderr.strip().split("\n")[-1].startswith(error), (
+            done.stderr
+        )
 
 
 def test_seeds_compare_with_the_script(tmp_path, monkeypatch, capsys):
@@ -114,7 +127,9 @@ def test_seeds_compare_with_the_script(tmp_path, monkeypatch, capsys):
     small = [*SHORT, "--total-timesteps", "200", "--eval-episodes", "2"]
     flags = ["--env-id", "CartPole-v1", *small]
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["run.py", "adamw", "--seeds", "3:3", "--out", "results.csv", *flags])
+    monkeypatch.setattr(
+        sys, "argv", ["run.py", "adamw", "--seeds", "3:3", "--out", "results.csv", *flags]
+    )
     exercises.main()
     with open("results.csv", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -139,14 +154,22 @@ def test_all_takes_the_commands_of_the_pages(monkeypatch):
     exercises.main()
     plain = "--env-id CartPole-v1 --mask-velocity".split()
     assert compared[0] == ("no_bootstrap", 1, None, [*plain, "--eval-episodes", "20"])
-    assert compared[-1] == ("recompute", 2, None, [*plain, "--seq-len", "32", "--eval-episodes", "20"])
+    assert compared[-1] == (
+        "recompute",
+        2,
+        None,
+        [*plain, "--seq-len", "32", "--eval-episodes", "20"],
+    )
     assert [name for name, *_ in compared] == 2 * [*exercises.EXERCISES]
 
 
 def test_figures_are_of_exercises_that_exist():
     rows = exercises.read(exercises.RESULTS)
     keys = [(row["task"], row["change"], row["seed"]) for row in rows]
-    assert len({*keys}) == len(keys) and {key[1] for key in keys} <= {"unchanged", *exercises.EXERCISES}
+    assert len({*keys}) == len(keys) and {key[1] for key in keys} <= {
+        "unchanged",
+        *exercises.EXERCISES,
+    }
     assert all(8 <= float(row["eval_mean"]) <= 500 and row["commit"] for row in rows)
     questions = " ".join((ROOT / "docs/questions.md").read_text().split())
     single = [f"{float(row['eval_mean']):.0f}" for row in rows if row["change"] == "single_steps"]
@@ -165,7 +188,10 @@ def test_no_bootstrap(name, value, changed, watch):
 
 def test_single_steps(changed, watch):
     """It is --seq-len 1 to the bit: one step at a time, each from its stored state."""
-    ours, flag = watch(changed("single_steps"), toy(), **SIZES), watch("rppo_lstm", toy(), seq_len=1, **SIZES)
+    ours, flag = (
+        watch(changed("single_steps"), toy(), **SIZES),
+        watch("rppo_lstm", toy(), seq_len=1, **SIZES),
+    )
     whole = watch("rppo_lstm", toy(), **SIZES)
     assert {inputs[0].shape for inputs, *_ in ours.replays} == {(1, T * N // 3, 3)}
     assert all((ratio - 1).abs().max() <= 1e-5 for ratio in ratios(ours))
@@ -183,7 +209,10 @@ def test_carry_state(changed, watch):
         ends += inputs[3].sum()
     assert ends > 20 and all((ratio - 1).abs().max() <= 1e-5 for ratio in ratios(seen))
     reset = watch("rppo_lstm", toy(), **SIZES)
-    assert any(not torch.equal(after[0][-1], before[1][-1]) for before, after in zip(reset.steps[: T - 1], reset.steps[1:T]))
+    assert any(
+        not torch.equal(after[0][-1], before[1][-1])
+        for before, after in zip(reset.steps[: T - 1], reset.steps[1:T])
+    )
 
 
 def test_adamw(changed, watch):
@@ -241,7 +270,9 @@ def test_two_layers(changed, watch):
     with torch.no_grad():
         h, c = agent.lstm.cell(agent.encoder(obs), (state[0], state[1]))
         h2, c2 = agent.second.cell(h, (state[2], state[3]))
-        assert torch.allclose(torch.stack([h, c, h2, c2]).where(outputs[2] != 0, 0), outputs[2], atol=1e-6)
+        assert torch.allclose(
+            torch.stack([h, c, h2, c2]).where(outputs[2] != 0, 0), outputs[2], atol=1e-6
+        )
         assert torch.allclose(agent.critic(h2)[:, 0], outputs[1], atol=1e-6)
     assert all((ratio - 1).abs().max() <= 1e-5 for ratio in ratios(seen))
 
@@ -318,7 +349,9 @@ def test_recompute(changed, watch):
         for t in range(T):
             states.append(now)
             with torch.no_grad():
-                now = seen.first.lstm.step(seen.first.encoder(obs[t]), now).where(~final[t][:, None], 0.0)
+                now = seen.first.lstm.step(seen.first.encoder(obs[t]), now).where(
+                    ~final[t][:, None], 0.0
+                )
         difference = 0.0
         for b in range(inputs[0].shape[1]):
             t, n = (obs == inputs[0][0, b]).all(-1).nonzero()[0].tolist()

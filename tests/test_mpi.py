@@ -52,8 +52,12 @@ def job(tmp_path_factory):
     done = mpiexec(3, ROOT / "tests" / "ranks.py", cwd=folder)
     assert done.returncode == 0, done.stderr
     made = sorted(path.name for path in (folder / "runs").iterdir())
-    splits = [(count, first) for count in (1, 2, 3) for first in (True, False) if first or count < 3]
-    assert made == sorted(f"{case} {count} {first}" for case in ranks.CASES for count, first in splits)
+    splits = [
+        (count, first) for count in (1, 2, 3) for first in (True, False) if first or count < 3
+    ]
+    assert made == sorted(
+        f"{case} {count} {first}" for case in ranks.CASES for count, first in splits
+    )
     return [torch.load(folder / f"rank{r}.pt", weights_only=False) for r in range(3)]
 
 
@@ -65,7 +69,9 @@ def test_ranks_are_one_process_with_the_union_of_their_rollouts(case, count, job
     minibatch of a rollout gives them, and the values, again."""
     environment, flags = ranks.CASES[case]
     results = [job[rank][f"{case} {count}"] for rank in range(count)]
-    args = module.Args(env_id=toy(**environment), **{"total_timesteps": 50 * count, **ranks.FLAGS, **flags})
+    args = module.Args(
+        env_id=toy(**environment), **{"total_timesteps": 50 * count, **ranks.FLAGS, **flags}
+    )
     agent = module.Agent(module.make_envs(args, 1), args).double()
     agent.load_state_dict(results[0]["first"])
     optimizer = torch.optim.Adam(agent.parameters(), eps=1e-5)
@@ -86,7 +92,16 @@ def test_ranks_are_one_process_with_the_union_of_their_rollouts(case, count, job
             rows.append(obs[valid])
             std, mean = torch.std_mean(advantages[valid], correction=0)
             acted = torch.cat(seen["acted"][i * T : (i + 1) * T])
-            data.append((obs, finals, values, acted, (advantages - mean) / (std + 1e-8), advantages + values[:T]))
+            data.append(
+                (
+                    obs,
+                    finals,
+                    values,
+                    acted,
+                    (advantages - mean) / (std + 1e-8),
+                    advantages + values[:T],
+                )
+            )
         for u in range(i * updates, (i + 1) * updates):
             loss = torch.zeros((), dtype=torch.float64)
             for seen, (obs, finals, values, *targets) in zip(results, data):
@@ -105,9 +120,15 @@ def test_ranks_are_one_process_with_the_union_of_their_rollouts(case, count, job
                         assert (logprob - old_logprob).abs().max() <= 1e-12
                         assert (value - values[t][counts]).abs().max() <= 1e-12
                     ratio = (logprob - old_logprob).exp()
-                    surrogate = torch.min(ratio * advantage, ratio.clip(1 - clip_coef, 1 + clip_coef) * advantage)
+                    surrogate = torch.min(
+                        ratio * advantage, ratio.clip(1 - clip_coef, 1 + clip_coef) * advantage
+                    )
                     value_loss = 0.5 * (value - return_) ** 2
-                    loss = loss + (-surrogate - args.ent_coef * entropy + args.vf_coef * value_loss).mean() / count
+                    loss = (
+                        loss
+                        + (-surrogate - args.ent_coef * entropy + args.vf_coef * value_loss).mean()
+                        / count
+                    )
             for parameter in agent.parameters():
                 parameter.grad = torch.zeros_like(parameter)
             if loss.requires_grad:
@@ -200,8 +221,12 @@ def test_numbers_are_drawn_from_the_gaussian():
 
 def test_each_step_has_its_own_noise(tmp_path, monkeypatch):
     seen, act = [], module.Agent.act
-    monkeypatch.setattr(module.Agent, "act", lambda *inputs: (seen.append(inputs[2]), act(*inputs))[1])
-    module.train(module.Args(env_id=toy(), runs_dir=str(tmp_path), total_timesteps=300, eval_episodes=0))
+    monkeypatch.setattr(
+        module.Agent, "act", lambda *inputs: (seen.append(inputs[2]), act(*inputs))[1]
+    )
+    module.train(
+        module.Args(env_id=toy(), runs_dir=str(tmp_path), total_timesteps=300, eval_episodes=0)
+    )
     assert len(seen) == 512 and len(torch.stack(seen).unique()) >= 1500
 
 
@@ -217,7 +242,9 @@ def test_masks_are_refused(masks, tmp_path):
     pytest.param("nan", "FloatingPointError: rewards[6, 0] is nan", 1, marks=pytest.mark.slow),
     ("overflow", "FloatingPointError: after step 279, ", 0),  # finite, but not its square
 ])  # fmt: skip
-def test_a_fault_of_one_rank_ends_the_job_with_that_ranks_traceback(fault, words, speaker, tmp_path):
+def test_a_fault_of_one_rank_ends_the_job_with_that_ranks_traceback(
+    fault, words, speaker, tmp_path
+):
     words_of_script = [*CLOCK, "--env-id", "ranks:Rank1-v0"]
     done = mpiexec(3, SCRIPT, *words_of_script, cwd=tmp_path, env={"FAULT": fault})
     assert done.returncode == 1 and seconds_since_the_fault(tmp_path) < 10
@@ -239,16 +266,29 @@ def test_kill_9_of_a_rank_ends_the_job_and_its_file_goes_on(tmp_path):
 @pytest.mark.parametrize("memory", ["none", pytest.param("lstm", marks=pytest.mark.slow)])
 def test_a_resumed_job_is_the_one_never_stopped(memory, tmp_path):
     """Bit for bit with 2 ranks, twice; another number of ranks goes on with it, too."""
-    flags = [*CLOCK, "--memory", memory, "--schedule", "constant", "--hidden-size", 8, "--no-norm-obs"]
+    flags = [
+        *CLOCK,
+        "--memory",
+        memory,
+        "--schedule",
+        "constant",
+        "--hidden-size",
+        8,
+        "--no-norm-obs",
+    ]
     for name, steps in ("a", 620), ("b", 310):
-        done = mpiexec(2, SCRIPT, *flags, "--total-timesteps", steps, "--run-name", name, cwd=tmp_path)
+        done = mpiexec(
+            2, SCRIPT, *flags, "--total-timesteps", steps, "--run-name", name, cwd=tmp_path
+        )
         assert done.returncode == 0 and done.stdout.count(f"runs/{name}: ") == 1, done.stderr
     shutil.copytree(tmp_path / "runs/b", tmp_path / "runs/c")
     saved = module.load(tmp_path / "runs/b")
     assert saved["step"] == 310 and len(saved["rng"]) == 2 and not torch.equal(*saved["rng"])
     whole = module.load(tmp_path / "runs/a")
     for count, name in (2, "b"), (2, "c"):
-        done = mpiexec(count, SCRIPT, "--resume", f"runs/{name}", "--total-timesteps", 620, cwd=tmp_path)
+        done = mpiexec(
+            count, SCRIPT, "--resume", f"runs/{name}", "--total-timesteps", 620, cwd=tmp_path
+        )
         assert done.returncode == 0, done.stderr
         resumed = module.load(tmp_path / "runs" / name)
         assert resumed["step"] == whole["step"] == 620 and len(resumed["returns"]) == 20
@@ -276,7 +316,10 @@ average, sys.argv[0] = module.average, module.__file__
 module.average = lambda x, comm: (average(x, comm), x.add_(1e-3 * comm.rank))
 module.main()"""
     done = mpiexec(2, "-c", code, *CLOCK, cwd=tmp_path)
-    assert done.returncode == 1 and "the weights of rank 1 are no longer those of rank 0" in done.stderr
+    assert (
+        done.returncode == 1
+        and "the weights of rank 1 are no longer those of rank 0" in done.stderr
+    )
 
 
 @pytest.mark.parametrize("flags,message", [

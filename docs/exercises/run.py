@@ -123,7 +123,9 @@ def table(name: str) -> str:
     ]  # fmt: skip
     for change in "unchanged", name:
         found = {row["seed"]: row for row in rows if row["change"] == change}
-        cells = ["{eval_mean}, {return_100}".format(**found[s]) if s in found else "-" for s in seeds]
+        cells = [
+            "{eval_mean}, {return_100}".format(**found[s]) if s in found else "-" for s in seeds
+        ]
         lines.append(f"| {' | '.join([change, *cells])} |")
     commits = dict.fromkeys(row["commit"] for row in rows if row["change"] in ("unchanged", name))
     return "\n".join([*lines, "", f"`{task}`, commit {', '.join(commits)}."])
