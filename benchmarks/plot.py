@@ -17,7 +17,7 @@ from pathlib import Path
 import gymnasium as gym
 import matplotlib
 import numpy as np
-from learning import RESULTS, ROOT, read
+from learning import RESULTS, ROOT, TASKS, read
 
 matplotlib.use("svg")
 matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "rppo", "font.size": 10})
@@ -92,7 +92,8 @@ def table(tasks: list[str], results: Path = RESULTS) -> str:
         of_task = {method: seeds for (t, method), seeds in runs.items() if t == task}
         if not of_task:
             raise ValueError(f"{results / 'learning.csv'} has no task {task}")
-        for method, seeds in of_task.items():
+        order = [*TASKS.get(task, (0, {}))[1], *of_task]  # ours first
+        for method, seeds in sorted(of_task.items(), key=lambda x: order.index(x[0])):
             rows = list(seeds.values())
             scores = np.array([float(r["eval_mean"]) for r in rows if not r["error"]])
             failed = len(rows) - len(scores)
