@@ -93,8 +93,9 @@ class Args:
 
 PRESETS: dict[tuple[str, bool], dict] = {  # better defaults for a task: (env_id, mask_velocity)
     ("CartPole-v1", False): dict(total_timesteps=25_000, norm_obs=False, update_epochs=10),
-    ("CartPole-v1", True): dict(total_timesteps=100_000, memory="lstm"),
-}
+    ("CartPole-v1", True): dict(total_timesteps=200_000, memory="lstm", num_steps=1024, seq_len=32,
+        num_minibatches=8, update_epochs=10, gamma=0.995),
+}  # fmt: skip
 FIXED = ("env_id", "mask_velocity", "encoder_size", "memory", "hidden_size", "ablate_memory",
          "norm_obs")  # fmt: skip
 VELOCITIES = {"CartPole": [1, 3], "MountainCar": [1], "Pendulum": [2], "LunarLander": [2, 3, 5]}

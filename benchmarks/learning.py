@@ -156,7 +156,7 @@ TASKS: dict[str, tuple[int, dict[str, str]]] = {
     ),
     "ablation-lunarlander-masked": (300_000, ablations("--env-id LunarLander-v3 --mask-velocity")),
     "ppo1-cartpole": (25_000, {"ppo1": PPO1}),
-    "ppo1-cartpole-masked": (100_000, {"ppo1, lstm": f"{PPO1} --mask-velocity"}),
+    "ppo1-cartpole-masked": (200_000, {"ppo1, lstm": f"{PPO1} --mask-velocity"}),
     "trpo-cartpole": (100_000, {"trpo": f"{TRPO} CartPole-v1"}),
     "trpo-cartpole-masked": (
         100_000,
