@@ -637,6 +637,7 @@ def main() -> None:
     except ArgumentError as error:
         time.sleep(3 * (rank > 0))  # where all fail alike, rank 0 says so and ends the others
         print("error:", " ".join(str(error).split()), file=sys.stderr, flush=True)
+        time.sleep(leave is not sys.exit)  # Abort ends mpiexec, too, which may not have shown it
         leave(2)
     except (Exception, KeyboardInterrupt) as error:
         time.sleep(3 * (rank > 0))
@@ -644,6 +645,7 @@ def main() -> None:
             traceback.print_exc()
         if args.resume:
             print(f"to go on: {python} {sys.argv[0]} --resume {args.resume}", file=sys.stderr)
+        time.sleep(leave is not sys.exit)
         leave(1 if isinstance(error, Exception) else 130)
 
 

@@ -24,7 +24,7 @@ SHORT = {
     "rppo_lstm": "--env-id CartPole-v1 --mask-velocity --num-envs 4 --num-steps 32 --hidden-size 16 --num-minibatches 2 --update-epochs 2",
     "rppo_continuous": "--env-id Pendulum-v1 --mask-velocity --num-envs 4 --num-steps 32 --hidden-size 16 --num-minibatches 2 --update-epochs 2",
     "trpo": "--env-id CartPole-v1 --mask-velocity --num-envs 4 --num-steps 32 --hidden-size 16 --encoder-size 16 --n-critic-updates 2",
-    "ppo1_mpi": "--env-id CartPole-v1 --mask-velocity --num-envs 4 --num-steps 32 --hidden-size 16 --encoder-size 16 --num-minibatches 2 --update-epochs 2",
+    "ppo1_mpi": "--env-id CartPole-v1 --mask-velocity --num-envs 4 --num-steps 32 --seq-len 16 --hidden-size 16 --encoder-size 16 --num-minibatches 2 --update-epochs 2",
 }
 RUNS = [script for script in SHORT if script in SCRIPTS]
 TESTS = {"PYTHONPATH": str(ROOT / "tests")}
