@@ -107,7 +107,7 @@ def test_control_c(script, mode, tmp_path, start_script):
 @pytest.mark.parametrize("script", RUNS)
 def test_kill_9_and_resume_is_the_run_never_stopped(script, count, tmp_path, start_script):
     """A run that saves after every iteration, killed at random moments on its way."""
-    total = STEPS * (24 if count == 1 else 300)
+    total = STEPS * (80 if count == 1 else 300)
     flags = f"{toy(script, 'Clock')} --total-timesteps {total} --run-name"
     whole = trained(tmp_path, script, flags, "whole")
     (tmp_path / f"{script}_often.py").write_text(OFTEN.format(script))
