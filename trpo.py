@@ -91,19 +91,19 @@ class Args:
     capture_video: bool = False  # --play writes videos into the run directory
 
 
-TWO = dict(num_envs=2, num_steps=1024, cg_max_steps=25, n_critic_updates=20)
+COMMON = dict(num_envs=2, num_steps=1024, cg_max_steps=25, n_critic_updates=20)
 PRESETS: dict[tuple, dict] = {  # better defaults for a task: (env_id, mask_velocity)
     ("CartPole-v1", True): dict(memory="lstm", total_timesteps=100_000, num_envs=8, num_steps=256,
         n_critic_updates=20, batch_size=256, cg_damping=0.01),
     ("Pendulum-v1", False): dict(num_envs=2, num_steps=1024, gamma=0.9, n_critic_updates=15),
     ("MountainCarContinuous-v0", False): dict(log_std_init=1.0),
-    ("LunarLander-v3", False): dict(gae_lambda=0.98, norm_obs=False, norm_reward=False, **TWO),
-    ("LunarLanderContinuous-v3", False): dict(target_kl=0.02, gae_lambda=0.98, **TWO),
-    ("HalfCheetah-v5", False): dict(target_kl=0.24, cg_damping=0.6, **TWO),
+    ("LunarLander-v3", False): dict(gae_lambda=0.98, norm_obs=False, norm_reward=False, **COMMON),
+    ("LunarLanderContinuous-v3", False): dict(target_kl=0.02, gae_lambda=0.98, **COMMON),
+    ("HalfCheetah-v5", False): dict(target_kl=0.24, cg_damping=0.6, **COMMON),
     ("Swimmer-v5", False): dict(target_kl=0.02, cg_damping=0.2, gamma=0.9999, gae_lambda=0.99,
-        **TWO),
-    ("Hopper-v5", False): dict(target_kl=0.03, cg_damping=0.3, **TWO),
-    ("Walker2d-v5", False): dict(target_kl=0.06, cg_damping=0.6, **TWO),
+        **COMMON),
+    ("Hopper-v5", False): dict(target_kl=0.03, cg_damping=0.3, **COMMON),
+    ("Walker2d-v5", False): dict(target_kl=0.06, cg_damping=0.6, **COMMON),
 }  # fmt: skip
 FIXED = "env_id", "mask_velocity", "encoder_size", "hidden_size", "memory", "norm_obs"
 LOSSES = "kl", "improvement", "expected_improvement", "step_fraction", "entropy", "value_loss"

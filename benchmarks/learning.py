@@ -339,8 +339,10 @@ def run(task: str, method: str, seed: int, options: argparse.Namespace) -> str:
     script, _, flags = methods[method].partition(" ")
     name = f"{task}__{method}__{seed}"
     run_dir = Path(options.runs_dir, name).resolve()
-    file = Path(__file__ if script == "peer" else ROOT / script)
-    what = [script, flags, steps, hashlib.sha1(file.read_bytes()).hexdigest()]
+    files = [Path(__file__ if script == "peer" else ROOT / script)]
+    files += sorted(ROOT.glob("*.py")) if "/" in script else []  # a recipe changes one of them
+    text = b"".join(file.read_bytes() for file in files)
+    what = [script, flags, steps, hashlib.sha1(text).hexdigest()]
     with open(run_dir.with_name(name + ".json"), "a+") as started:
         # The training process inherits this lock: if only the queue was killed, it may still run.
         fcntl.flock(started, fcntl.LOCK_EX)

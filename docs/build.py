@@ -465,9 +465,9 @@ def fill(markdown: str) -> str:
         return KINDS[kind](rest.strip())
 
     markdown = re.sub(r"\{\{ (.+?) \}\}", replace, markdown)
-    markdown = re.sub(
-        r"(?<!`)`--[\w-]+(?: \w+)?`(?![`{])", r"\g<0>{.flag}", markdown
-    )  # not broken in two
+    # A flag and its value are not broken in two.
+    flag = r"(?<!`)`--[\w-]+(?: \w+)?`(?![`{])"
+    markdown = re.sub(flag, r"\g<0>{.flag}", markdown)
     return re.sub(r"(?ms)^```eq\n(.*?)^```$", lambda m: equations(m[1]), markdown)
 
 

@@ -29,11 +29,11 @@ def started(task: str, options) -> subprocess.Popen:
     """learning.run in a process group of its own."""
     options.runs_dir.mkdir(exist_ok=True)
     code = f"""
-import argparse, sys
-from pathlib import Path, PosixPath
+import sys
+from argparse import Namespace
+from pathlib import PosixPath
 sys.path.insert(0, {str(ROOT / "benchmarks")!r})
 import learning
-from argparse import Namespace
 learning.TASKS = {learning.TASKS!r}
 print(learning.run({task!r}, "lstm", 3, {options!r}))
 """

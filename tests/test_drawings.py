@@ -25,9 +25,8 @@ def test_a_drawing_is_the_committed_file_and_fits(draw):
     )
     for text in root.iter(f"{tag}text"):
         size, x, y = float(text.get("font-size", 12)), float(text.get("x")), float(text.get("y"))
-        width = (
-            len(text.text) * size * (0.57 if text.get("font-weight") is None else 0.64)
-        )  # a wide font's
+        # As wide as a wide font is.
+        width = len(text.text) * size * (0.57 if text.get("font-weight") is None else 0.64)
         left = (
             x
             if text.get("text-anchor") == "start"
@@ -74,9 +73,8 @@ def test_the_page_on_reward_scale_says_what_was_measured():
     for row in rows:
         if int(row["iteration"]) <= 30:
             sums[row["norm_reward"]] += float(row["policy"])
-        assert float(row["value"]) <= 0.5 + float(
-            row["policy"]
-        )  # both together were clipped to 0.5
+        # Both together were clipped to 0.5.
+        assert float(row["value"]) <= 0.5 + float(row["policy"])
     assert 50 < sums["True"] / sums["False"] < 150  # "a hundredth"
 
 

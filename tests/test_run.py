@@ -555,6 +555,5 @@ def test_help_fits_in_80_columns(script, tmp_path, monkeypatch):
     code, text, _ = main(tmp_path, script, "--help")
     assert code == 0 and text.count("\n") > 50
     assert not [line for line in text.split("\n") if len(line) > 80]
-    assert (
-        len(re.findall(rf"^    .*{script}\.py.*# ", text, re.M)) >= 2
-    )  # commands that do not wrap
+    # The first lines' commands do not wrap.
+    assert len(re.findall(rf"^    .*{script}\.py.*# ", text, re.M)) >= 2
