@@ -266,16 +266,8 @@ def test_kill_9_of_a_rank_ends_the_job_and_its_file_goes_on(tmp_path):
 @pytest.mark.parametrize("memory", ["none", pytest.param("lstm", marks=pytest.mark.slow)])
 def test_a_resumed_job_is_the_one_never_stopped(memory, tmp_path):
     """Bit for bit with 2 ranks, twice; another number of ranks goes on with it, too."""
-    flags = [
-        *CLOCK,
-        "--memory",
-        memory,
-        "--schedule",
-        "constant",
-        "--hidden-size",
-        8,
-        "--no-norm-obs",
-    ]
+    flags = [*CLOCK, "--memory", memory, "--hidden-size", 8, "--no-norm-obs"]
+    flags += ["--schedule", "constant"]
     for name, steps in ("a", 620), ("b", 310):
         done = mpiexec(
             2, SCRIPT, *flags, "--total-timesteps", steps, "--run-name", name, cwd=tmp_path

@@ -515,15 +515,8 @@ def test_a_script_alone_in_an_empty_folder_trains_without_a_network(script, tmp_
     shutil.copy(ROOT / f"{script}.py", tmp_path / "alone.py")
     blocker = "import socket\ndef refuse(*a, **k): raise OSError('network')\nsocket.socket.connect = refuse\n"
     (tmp_path / "sitecustomize.py").write_text(blocker)
-    command = [
-        sys.executable,
-        "alone.py",
-        *SHORT[script].split(),
-        "--total-timesteps",
-        "300",
-        "--run-name",
-        "a",
-    ]
+    flags = f"{SHORT[script]} --total-timesteps 300 --run-name a".split()
+    command = [sys.executable, "alone.py", *flags]
     done = subprocess.run(
         command, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": "."}
     )

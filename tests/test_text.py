@@ -9,6 +9,9 @@ from collections import defaultdict
 import pytest
 from conftest import ROOT, SCRIPTS
 
+sys.path.insert(0, str(ROOT / "tests/mutants"))
+from mutants import MUTANTS  # noqa: E402
+
 BUDGETS = {  # lines, characters, lines up to the end of train, lines of train, flags
     "rppo_lstm": (600, 30_500, 370, 105, 36),
     "rppo_continuous": (630, 32_500, 410, 110, 42),
@@ -202,3 +205,11 @@ assert not torch.cuda.is_initialized() and os.listdir() == []
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), done.stderr
+
+
+def test_every_mutant_is_a_change_of_todays_text():
+    """What a mutant changes is in its script once; `python tests/mutants/run.py` tries them all."""
+    for script, what, text, bug, file in MUTANTS:
+        assert (ROOT / f"{script}.py").read_text().count(text) == 1 and text != bug, (script, what)
+        assert (ROOT / "tests" / file).exists()
+    assert len(MUTANTS) > 140

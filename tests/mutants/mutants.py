@@ -103,7 +103,7 @@ MUTANTS = [
     (T, "one pass of the critic", "for _ in range(args.n_critic_updates):", "for _ in range(1):", TRPO),
     (T, "the critic's minibatches are not shuffled", "torch.randperm(len(inputs))", "torch.arange(len(inputs))", TRPO),
     (T, "half of the critic's loss", "loss = nn.functional.mse_loss(", "loss = 0.5 * nn.functional.mse_loss(", TRPO),
-    (T, "the critic learns advantages", "targets = tensor(returns[valid])", "targets = tensor(advantages[valid])", TRPO),
+    (T, "the critic learns advantages", "(valid, advantages[valid], returns[valid])", "(valid, advantages[valid], advantages[valid])", TRPO),
     (T, "the critic's learning rate is the saved one", '            optimizer.param_groups[0]["lr"] = args.learning_rate\n', "", RUN),
     # Its rollout, and the steps that count
     (T, "replay without resets", "self.lstm(self.encoder(obs), state, final)", "self.lstm(self.encoder(obs), state, final & False)", TRPO),
