@@ -523,7 +523,7 @@ class Run:
             self.bar.set_postfix({"return": np.mean(self.returns)}, refresh=False)
         for name, scalar in scalars.items() if self.comm.rank == 0 else ():
             self.writer.add_scalar(name, scalar, self.step)
-        self.bar.update(steps)
+        self.bar.update(min(steps, self.bar.total - self.bar.n))
         if self.comm.bcast(self.logged - self.saved > 60):  # by the clock of rank 0
             self.save()
 

@@ -505,7 +505,7 @@ class Run:
             self.bar.set_postfix({"return": np.mean(self.returns)}, refresh=False)
         for name, scalar in scalars.items():
             self.writer.add_scalar(name, scalar, self.step)
-        self.bar.update(steps)
+        self.bar.update(min(steps, self.bar.total - self.bar.n))
         if self.logged - self.saved > 60:
             self.save()
 

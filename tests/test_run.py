@@ -521,6 +521,7 @@ def test_a_script_alone_in_an_empty_folder_trains_without_a_network(script, tmp_
         command, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": "."}
     )
     assert done.returncode == 0 and shown(done.stderr) == [], done.stderr
+    assert "100%" in done.stderr  # a bar that is full
     assert read(tmp_path / "runs/a")["step"] >= 300
     assert "# /// script" in (tmp_path / "alone.py").read_text()[:200]
 
