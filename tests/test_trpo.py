@@ -631,9 +631,16 @@ def test_the_update_gets_what_the_rollout_computed(memory, tmp_path, monkeypatch
     args = trpo.Args("TrpoEnds-v0", num_envs=N, num_steps=T, total_timesteps=3 * T * N, seed=4)
     args.memory, args.eval_episodes, args.runs_dir = memory, 0, str(tmp_path)
     args.encoder_size = args.hidden_size = 8
-    trpo.train(args)
+    stats = trpo.train(args).obs_stats
     steps, calls = [x for x in seen if x[0] == "env"], [x for x in seen if x[0] != "env"]
     assert len(calls) // 4 >= 3 and len(steps) == len(calls) // 4 * T
+    # Statistics are those of all observations, but for the final ones.
+    every = [real_make_envs(args, N).reset(seed=args.seed)[0], *(x[2][0] for x in steps[:-1])]
+    ends = np.stack([np.zeros(N, bool), *(x[2][2] | x[2][3] for x in steps[:-1])])
+    rows = np.float64(every)[~ends]
+    assert set(stats.count.tolist()) == {len(rows)} and len(rows) < 0.9 * T * N * len(calls) // 4
+    assert np.abs(stats.mean.numpy() - rows.mean(0)).max() <= 1e-9
+    assert np.abs(stats.var.numpy() - rows.var(0)).max() <= 1e-9
     for number in range(len(calls) // 4):
         (_, gae, advantages), (_, agent), (_, step, _), (_, critic, _) = calls[4 * number :][:4]
         rewards, values, terminated, done, gamma, lam = gae

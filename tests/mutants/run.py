@@ -50,14 +50,14 @@ def main() -> int:
             path.write_text(original)
             print(f"{'caught  ' if by else 'SURVIVED'}  {script}: {what}: {by}", flush=True)
             survived += by is None
-            rows.append((script, what, by or "SURVIVED"))
+            rows.append([script, what, by or "SURVIVED"])
     kept = []
     if RESULTS.exists():
         with open(RESULTS, newline="") as old:
             again = {"script", *(row[0] for row in rows)}
             kept = [row for row in csv.reader(old) if row and row[0] not in again]
     with open(RESULTS, "w", newline="") as new:
-        csv.writer(new).writerows([("script", "mutant", "caught by"), *sorted(kept + rows)])
+        csv.writer(new).writerows([["script", "mutant", "caught by"], *sorted(kept + rows)])
     return int(survived > 0)
 
 
