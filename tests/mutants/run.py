@@ -57,7 +57,8 @@ def main() -> int:
             again = {"script", *(row[0] for row in rows)}
             kept = [row for row in csv.reader(old) if row and row[0] not in again]
     with open(RESULTS, "w", newline="") as new:
-        csv.writer(new).writerows([["script", "mutant", "caught by"], *sorted(kept + rows)])
+        table = [["script", "mutant", "caught by"], *sorted(kept + rows)]
+        csv.writer(new, lineterminator="\n").writerows(table)
     return int(survived > 0)
 
 
