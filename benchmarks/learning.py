@@ -34,7 +34,10 @@ POINTS = 40  # of a run's curve, at most
 EPISODES = 100  # deterministic ones of a final agent
 
 CARTPOLE = "rppo_lstm.py --env-id CartPole-v1"
-LANDER = "rppo_lstm.py --env-id LunarLander-v3 --mask-velocity"
+LANDER = (  # with the settings of rppo_continuous.py's LunarLanderContinuous-v3
+    "rppo_lstm.py --env-id LunarLander-v3 --mask-velocity --num-envs 16 --num-steps 256 "
+    "--seq-len 128 --num-minibatches 8 --gamma 0.999 --gae-lambda 0.98"
+)
 CONTINUOUS = "rppo_continuous.py --env-id"
 TRPO = "trpo.py --env-id"
 PPO1 = "ppo1_mpi.py --env-id CartPole-v1"
@@ -151,10 +154,10 @@ TASKS: dict[str, tuple[int, dict[str, str]]] = {
     "popgym-cartpole-easy": (500_000, popgym("PositionOnlyCartPoleEasy")),
     "ablation-cartpole-masked": (50_000, ablations("--env-id CartPole-v1 --mask-velocity")),
     "ablation-repeat-previous": (
-        500_000,
+        150_000,
         ablations("--env-id popgym:popgym-RepeatPreviousEasy-v0"),
     ),
-    "ablation-lunarlander-masked": (300_000, ablations("--env-id LunarLander-v3 --mask-velocity")),
+    "ablation-repeat-first": (100_000, ablations("--env-id popgym:popgym-RepeatFirstEasy-v0")),
     "ppo1-cartpole": (25_000, {"ppo1": PPO1}),
     "ppo1-cartpole-masked": (200_000, {"ppo1, lstm": f"{PPO1} --mask-velocity"}),
     "trpo-cartpole": (100_000, {"trpo": f"{TRPO} CartPole-v1"}),
