@@ -159,7 +159,7 @@ TASKS: dict[str, tuple[int, dict[str, str]]] = {
     ),
     "ablation-repeat-first": (100_000, ablations("--env-id popgym:popgym-RepeatFirstEasy-v0")),
     "ppo1-cartpole": (25_000, {"ppo1": PPO1}),
-    "ppo1-cartpole-masked": (200_000, {"ppo1, lstm": f"{PPO1} --mask-velocity"}),
+    "ppo1-cartpole-masked": (300_000, {"ppo1, lstm": f"{PPO1} --mask-velocity"}),
     "trpo-cartpole": (100_000, {"trpo": f"{TRPO} CartPole-v1"}),
     "trpo-cartpole-masked": (
         100_000,
