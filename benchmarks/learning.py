@@ -34,9 +34,9 @@ POINTS = 40  # of a run's curve, at most
 EPISODES = 100  # deterministic ones of a final agent
 
 CARTPOLE = "rppo_lstm.py --env-id CartPole-v1"
-LANDER = (  # with the settings of rppo_continuous.py's LunarLanderContinuous-v3
+LANDER = (
     "rppo_lstm.py --env-id LunarLander-v3 --mask-velocity --num-envs 16 --num-steps 256 "
-    "--seq-len 128 --num-minibatches 8 --gamma 0.999 --gae-lambda 0.98"
+    "--seq-len 64 --num-minibatches 8 --update-epochs 10"
 )
 CONTINUOUS = "rppo_continuous.py --env-id"
 TRPO = "trpo.py --env-id"
