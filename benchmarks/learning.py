@@ -152,6 +152,7 @@ TASKS: dict[str, tuple[int, dict[str, str]]] = {
     "popgym-autoencode-easy": (1_000_000, popgym("AutoencodeEasy")),
     "popgym-higher-lower-easy": (500_000, popgym("HigherLowerEasy")),
     "popgym-cartpole-easy": (500_000, popgym("PositionOnlyCartPoleEasy")),
+    "popgym-multiarmed-bandit-easy": (500_000, popgym("MultiarmedBanditEasy")),
     "ablation-cartpole-masked": (50_000, ablations("--env-id CartPole-v1 --mask-velocity")),
     "ablation-repeat-previous": (
         150_000,
