@@ -1,12 +1,13 @@
 """The last action and reward as inputs, beside the observation: for tasks that hide their rules.
 
-    python docs/recipes/previous_action.py --env-id popgym:popgym-RepeatPreviousEasy-v0
+    python docs/recipes/previous_action.py --env-id popgym:popgym-MultiarmedBanditEasy-v0
 
 What an agent has just done, and what it got for it, is part of what it must remember: in a bandit,
 say, nothing else tells which arm pays. The state has no other way to the action, which is sampled
 after the LSTM. Both are 0 where an episode begins. POPGym's tasks: pip install ".[popgym]"
-Measured with and without, 3 seeds each: RepeatPrevious and RepeatFirst 1.00 and 1.00, HigherLower
-.49 and .49, CountRecall -.56 and -.56 (1M steps). Their observations tell what the action did.
+Measured after 500,000 steps on seeds 1 to 3: a bandit, .39, .41, .39, and without .23, .12, .02.
+Where the action says nothing new it does no harm: RepeatFirst and RepeatPrevious 1.00 with and
+without, HigherLower .49, CountRecall -.56.
 """
 
 import sys
