@@ -5,7 +5,7 @@
 
 The scripts flatten an observation into one vector; this encoder takes it apart again. The CNN of
 Mnih et al. 2015 reads each image: uint8, channels last or first, 36 pixels a side at least; a
-linear layer its features and all other entries.
+linear layer its features and all other entries. The tests solve a Dict that needs both.
 """
 
 import importlib
