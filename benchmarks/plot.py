@@ -54,6 +54,7 @@ PUBLISHED = {  # at as many steps, where nothing else is said
 README = {  # what README's table shows: the agent with its memory, and what stands beside it
     "cartpole-masked": "lstm",
     "popgym-repeat-previous-easy": "lstm",
+    "popgym-repeat-first-easy": "lstm",
     "poc-memory": "lstm",
     "minigrid-memory-s9": "lstm",
     "pendulum-masked": "lstm",
