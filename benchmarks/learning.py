@@ -337,16 +337,21 @@ def overwrite(file, contents: dict) -> None:
     file.flush()
 
 
+def fingerprint(script: str) -> str:
+    """A hash of the text that a run depends on."""
+    files = [Path(__file__ if script == "peer" else ROOT / script)]
+    if "/" in script:  # a recipe, or an exercise on its page, changes one of the scripts
+        files += sorted([*ROOT.glob("*.py"), *files[0].parent.glob("*.md")])
+    return hashlib.sha1(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
 def run(task: str, method: str, seed: int, options: argparse.Namespace) -> str:
     """Trains, evaluates and records one run, or what is left of it; returns a line to print."""
     steps, methods = TASKS[task]
     script, _, flags = methods[method].partition(" ")
     name = f"{task}__{method}__{seed}"
     run_dir = Path(options.runs_dir, name).resolve()
-    files = [Path(__file__ if script == "peer" else ROOT / script)]
-    files += sorted(ROOT.glob("*.py")) if "/" in script else []  # a recipe changes one of them
-    text = b"".join(file.read_bytes() for file in files)
-    what = [script, flags, steps, hashlib.sha1(text).hexdigest()]
+    what = [script, flags, steps, fingerprint(script)]
     with open(run_dir.with_name(name + ".json"), "a+") as started:
         # The training process inherits this lock: if only the queue was killed, it may still run.
         fcntl.flock(started, fcntl.LOCK_EX)

@@ -45,7 +45,6 @@ PUBLISHED = {  # at as many steps, where nothing else is said
     ("swimmer", "trpo"): f"359 {CONTRIB}",
     ("poc-memory", "lstm"): "1.197 (recurrent-ppo-truncated-bptt, 10 runs)",
     ("minigrid-memory-s9", "lstm"): "0.926 (recurrent-ppo-truncated-bptt)",
-    ("minigrid-memory-s13", "lstm"): "0.50 (a W&B report, 10M steps)",
     ("popgym-repeat-previous-easy", "lstm"): "0.999 (Morad et al. 2023, GRU, 15M steps)",
     ("pong", "gru"): "19.8 (CleanRL, 10M steps, 3 seeds)",
 }

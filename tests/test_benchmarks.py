@@ -1,6 +1,7 @@
 """The benchmarks' own contracts: a row a run, whatever is killed, and the statistics of the tables."""
 
 import argparse
+import json
 import os
 import shlex
 import signal
@@ -65,6 +66,42 @@ def test_a_killed_queue_goes_on(options, monkeypatch):
     assert points == sorted({*points}) and 10 < len(points) <= learning.POINTS
     assert learning.run("task", "lstm", 3, options) == "task__lstm__3: has a row"
     assert len(learning.read(options.learning)) == 1
+
+
+def test_an_interrupted_run_begins_anew_if_its_text_changed(options, monkeypatch):
+    monkeypatch.setattr(learning, "TASKS", {"task": (256, {"lstm": SMALL})})
+    run_dir = options.runs_dir / "task__lstm__1"
+    run_dir.mkdir(parents=True)
+    (run_dir / "agent.pt").write_text("not one")  # to resume it would be an error
+    before = {"what": [*SMALL.split(" ", 1), 256, "another hash"], "commit": "old"}
+    run_dir.with_suffix(".json").write_text(json.dumps(before))
+    learning.run("task", "lstm", 1, options)
+    [row] = learning.read(options.learning)
+    assert (row["commit"], row["error"]) == ("abc", "") and float(row["wall_seconds"]) > 0
+
+
+def test_a_run_depends_on_the_script_that_its_recipe_changes(tmp_path, monkeypatch):
+    monkeypatch.setattr(learning, "ROOT", tmp_path)
+    files = (
+        "rppo_lstm.py",
+        "trpo.py",
+        "docs/recipes/a.py",
+        "docs/exercises/run.py",
+        "docs/exercises/1.md",
+    )
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    expected = {
+        "rppo_lstm.py": {"rppo_lstm.py"},
+        "docs/recipes/a.py": {"rppo_lstm.py", "trpo.py", "docs/recipes/a.py"},
+        "docs/exercises/run.py": {*files} - {"docs/recipes/a.py"},
+    }
+    for script, names in expected.items():
+        for name in files:
+            before = learning.fingerprint(script)
+            (tmp_path / name).write_text((tmp_path / name).read_text() + name)
+            assert (learning.fingerprint(script) != before) == (name in names), (script, name)
 
 
 def test_a_failure_is_a_row(options, monkeypatch):

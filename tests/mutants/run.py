@@ -45,6 +45,7 @@ def main() -> int:
         for script, what, text, bug, file in tried:
             path = copy / f"{script}.py"
             original = path.read_text()
+            assert original.count(text) == 1, f"{script}: {what}: not there once: {text}"
             path.write_text(original.replace(text, bug))
             by = first_failure(copy, file, script)
             path.write_text(original)
