@@ -45,13 +45,14 @@ PPO1 = "ppo1_mpi.py --env-id CartPole-v1"
 # sb3-contrib's RecurrentPPO those of rl-baselines3-zoo, its TRPO those of its MuJoCo table.
 PPO_PAPER = (
     'PPO {} {{"n_steps": 2048, "batch_size": 64, "n_epochs": 10, "ent_coef": 0.0, '
-    '"learning_rate": 3e-4, "clip_range": 0.2, "linear": true, "normalize": true}}'
+    '"learning_rate": 3e-4, "clip_range": 0.2, "linear": ["learning_rate", "clip_range"], '
+    '"normalize": true}}'
 )
 ZOO_CARTPOLE = (
     'RecurrentPPO CartPole-v1 {"num_envs": 8, "normalize": true, "n_steps": 32, "batch_size": 256, '
     '"gae_lambda": 0.8, "gamma": 0.98, "n_epochs": 20, "ent_coef": 0.0, "learning_rate": 1e-3, '
-    '"clip_range": 0.2, "linear": true, "visible": [1, 0, 1, 0], "policy_kwargs": '
-    '{"ortho_init": false, "lstm_hidden_size": 64, "enable_critic_lstm": true, '
+    '"clip_range": 0.2, "linear": ["learning_rate", "clip_range"], "visible": [1, 0, 1, 0], '
+    '"policy_kwargs": {"ortho_init": false, "lstm_hidden_size": 64, "enable_critic_lstm": true, '
     '"net_arch": {"pi": [64], "vf": [64]}}}'
 )
 ZOO_PENDULUM = (
@@ -60,6 +61,12 @@ ZOO_PENDULUM = (
     '"clip_range": 0.2, "use_sde": true, "sde_sample_freq": 4, "visible": [1, 1, 0], '
     '"policy_kwargs": {"ortho_init": false, "lstm_hidden_size": 64, "enable_critic_lstm": true, '
     '"net_arch": {"pi": [64], "vf": [64]}}}'
+)
+OURS_POPGYM = (  # rppo_lstm.py's defaults
+    'RecurrentPPO popgym:popgym-{}-v0 {{"num_envs": 8, "normalize": true, "n_steps": 128, '
+    '"batch_size": 256, "n_epochs": 4, "ent_coef": 0.0, "learning_rate": 1e-3, "clip_range": 0.2, '
+    '"linear": ["learning_rate"], "policy_kwargs": {{"lstm_hidden_size": 128, '
+    '"net_arch": {{"pi": [64], "vf": [64]}}}}}}'
 )
 # What people ask of a recurrent agent: flags, and the changes of docs/exercises.
 ABLATIONS = {
@@ -86,6 +93,7 @@ def popgym(name: str) -> dict[str, str]:
         "ablated": f"rppo_lstm.py {flags} --ablate-memory",
         "frames": f"docs/recipes/frame_stack.py {flags}",
         "lstm, previous action": f"docs/recipes/previous_action.py {flags}",
+        "sb3-contrib": f"peer {OURS_POPGYM.format(name)}",
     }
 
 
@@ -258,8 +266,10 @@ def curve(run_dir: Path) -> list[tuple[int, float]]:
 
 def peer(algorithm: str, env_id: str, settings: str, steps: str, seed: str, run_dir: str) -> None:
     """stable-baselines3's or sb3-contrib's algorithm, trained and evaluated into result.json.
-    settings (JSON) are its constructor's, and num_envs, normalize (running statistics), linear (the
-    learning rate and the clip range fall to 0) and visible (the components that are not masked)."""
+    settings (JSON) are its constructor's, and num_envs, normalize (running statistics of rewards
+    and of real-valued observations), linear (what falls to 0) and visible (the components that are
+    not masked)."""
+    import gymnasium as gym
     import sb3_contrib
     import stable_baselines3
     import torch
@@ -280,8 +290,10 @@ def peer(algorithm: str, env_id: str, settings: str, steps: str, seed: str, run_
         return make_vec_env(env_id, num_envs, seed, wrapper_class=mask if visible else None)
 
     envs = make(num_envs or 1, int(seed))
-    envs = VecNormalize(envs, gamma=kwargs.get("gamma", 0.99)) if normalize else envs
-    for name in ("learning_rate", "clip_range") if linear else ():
+    if normalize:
+        real = isinstance(envs.observation_space, gym.spaces.Box)
+        envs = VecNormalize(envs, norm_obs=real, gamma=kwargs.get("gamma", 0.99))
+    for name in linear or ():
         kwargs[name] = lambda remaining, first=kwargs[name]: remaining * first
     library = stable_baselines3 if hasattr(stable_baselines3, algorithm) else sb3_contrib
     policy = "MlpLstmPolicy" if algorithm.startswith("Recurrent") else "MlpPolicy"
@@ -297,8 +309,9 @@ def peer(algorithm: str, env_id: str, settings: str, steps: str, seed: str, run_
     model.learn(int(steps), note)
     fresh = make(1, 1_000_000 * int(seed))
     if normalize:
-        fresh = VecNormalize(fresh, training=False, norm_reward=False)
-        fresh.obs_rms = envs.obs_rms
+        fresh = VecNormalize(fresh, training=False, norm_obs=real, norm_reward=False)
+        if real:
+            fresh.obs_rms = envs.obs_rms
     returns, _ = evaluate_policy(model, fresh, EPISODES, return_episode_rewards=True)
     Path(run_dir).mkdir(parents=True, exist_ok=True)
     last = [episode["r"] for episode in model.ep_info_buffer]

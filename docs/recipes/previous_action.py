@@ -4,7 +4,7 @@
 
 What an agent has just done, and what it got for it, is part of what it must remember: in a bandit,
 say, nothing else tells which arm pays. The state has no other way to the action, which is sampled
-after the LSTM. Both are 0 where an episode begins. POPGym's tasks: pip install ".[popgym]"
+after the LSTM. Both are 0 where an episode begins. POPGym's tasks need pip install ".[popgym]".
 Measured after 500,000 steps on seeds 1 to 3: a bandit, .39, .41, .39, and without .23, .12, .02.
 Where the action says nothing new it does no harm: RepeatFirst and RepeatPrevious 1.00 with and
 without, HigherLower .49.
