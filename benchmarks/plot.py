@@ -119,7 +119,9 @@ def number(x: float, scores: np.ndarray) -> str:
 
 
 def shown(scores: np.ndarray) -> str:
-    """Interquartile mean [95 % interval] of the seeds' scores."""
+    """Interquartile mean [95 % interval] of the seeds' scores; one score has no interval."""
+    if len(scores) == 1:
+        return number(scores[0], scores)
     mean, low, high = (number(x, scores) for x in interval(scores))
     return f"{mean} [{low}, {high}]"
 
