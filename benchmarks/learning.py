@@ -36,7 +36,8 @@ EPISODES = 100  # deterministic ones of a final agent
 CARTPOLE = "rppo_lstm.py --env-id CartPole-v1"
 LANDER = (
     "rppo_lstm.py --env-id LunarLander-v3 --mask-velocity --num-envs 16 --num-steps 256 "
-    "--seq-len 64 --num-minibatches 8 --update-epochs 10"
+    "--seq-len 64 --num-minibatches 16 --update-epochs 10 --gamma 0.995 --gae-lambda 0.98 "
+    "--learning-rate 5e-4"
 )
 CONTINUOUS = "rppo_continuous.py --env-id"
 TRPO = "trpo.py --env-id"
