@@ -96,8 +96,8 @@ class Args:
 
 
 PRESETS = {  # better defaults for a task: (env_id, mask_velocity)
-    ("Pendulum-v1", True): dict(total_timesteps=100_000, num_envs=16, num_steps=64, gamma=0.95,
-        num_minibatches=8, update_epochs=10, hidden_size=256, learning_rate=5e-4, use_sde=True,
+    ("Pendulum-v1", True): dict(total_timesteps=100_000, num_envs=16, gamma=0.95,
+        num_minibatches=16, update_epochs=10, hidden_size=256, learning_rate=5e-4, use_sde=True,
         sde_sample_freq=4, log_std_init=-1.0),
     ("MountainCarContinuous-v0", True): dict(total_timesteps=300_000, num_steps=512, seq_len=128,
         num_minibatches=8, update_epochs=10, gamma=0.9999, gae_lambda=0.9, hidden_size=32,
