@@ -53,15 +53,15 @@ ZOO_CARTPOLE = (
     'RecurrentPPO CartPole-v1 {"num_envs": 8, "normalize": true, "n_steps": 32, "batch_size": 256, '
     '"gae_lambda": 0.8, "gamma": 0.98, "n_epochs": 20, "ent_coef": 0.0, "learning_rate": 1e-3, '
     '"clip_range": 0.2, "linear": ["learning_rate", "clip_range"], "visible": [1, 0, 1, 0], '
-    '"policy_kwargs": {"ortho_init": false, "lstm_hidden_size": 64, "enable_critic_lstm": true, '
-    '"net_arch": {"pi": [64], "vf": [64]}}}'
+    '"activation": "ReLU", "policy_kwargs": {"ortho_init": false, "lstm_hidden_size": 64, '
+    '"enable_critic_lstm": true, "net_arch": {"pi": [64], "vf": [64]}}}'
 )
 ZOO_PENDULUM = (
     'RecurrentPPO Pendulum-v1 {"num_envs": 4, "normalize": true, "n_steps": 1024, "gamma": 0.9, '
     '"gae_lambda": 0.95, "n_epochs": 10, "ent_coef": 0.0, "learning_rate": 1e-3, '
     '"clip_range": 0.2, "use_sde": true, "sde_sample_freq": 4, "visible": [1, 1, 0], '
-    '"policy_kwargs": {"ortho_init": false, "lstm_hidden_size": 64, "enable_critic_lstm": true, '
-    '"net_arch": {"pi": [64], "vf": [64]}}}'
+    '"activation": "ReLU", "policy_kwargs": {"ortho_init": false, "lstm_hidden_size": 64, '
+    '"enable_critic_lstm": true, "net_arch": {"pi": [64], "vf": [64]}}}'
 )
 OURS_POPGYM = (  # rppo_lstm.py's defaults
     'RecurrentPPO popgym:popgym-{}-v0 {{"num_envs": 8, "normalize": true, "n_steps": 128, '
@@ -268,8 +268,8 @@ def curve(run_dir: Path) -> list[tuple[int, float]]:
 def peer(algorithm: str, env_id: str, settings: str, steps: str, seed: str, run_dir: str) -> None:
     """stable-baselines3's or sb3-contrib's algorithm, trained and evaluated into result.json.
     settings (JSON) are its constructor's, and num_envs, normalize (running statistics of rewards
-    and of real-valued observations), linear (what falls to 0) and visible (the components that are
-    not masked)."""
+    and of real-valued observations), linear (what falls to 0), visible (the components that are not
+    masked) and activation (a class of torch.nn)."""
     import gymnasium as gym
     import sb3_contrib
     import stable_baselines3
@@ -281,8 +281,10 @@ def peer(algorithm: str, env_id: str, settings: str, steps: str, seed: str, run_
 
     torch.set_num_threads(1)
     kwargs = json.loads(settings)
-    names = ("num_envs", "normalize", "linear", "visible")
-    num_envs, normalize, linear, visible = (kwargs.pop(name, None) for name in names)
+    names = ("num_envs", "normalize", "linear", "visible", "activation")
+    num_envs, normalize, linear, visible, activation = (kwargs.pop(name, None) for name in names)
+    if activation:
+        kwargs["policy_kwargs"]["activation_fn"] = getattr(torch.nn, activation)
 
     def make(num_envs: int, seed: int):
         def mask(env):
