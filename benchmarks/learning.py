@@ -63,6 +63,14 @@ ZOO_PENDULUM = (
     '"activation": "ReLU", "policy_kwargs": {"ortho_init": false, "lstm_hidden_size": 64, '
     '"enable_critic_lstm": true, "net_arch": {"pi": [64], "vf": [64]}}}'
 )
+ZOO_MOUNTAINCAR = (
+    'RecurrentPPO MountainCarContinuous-v0 {"num_envs": 8, "normalize": true, "n_steps": 1024, '
+    '"batch_size": 256, "gamma": 0.9999, "gae_lambda": 0.9, "n_epochs": 10, "ent_coef": 0.00429, '
+    '"vf_coef": 0.19, "learning_rate": 7.77e-05, "clip_range": 0.1, "max_grad_norm": 5, '
+    '"use_sde": true, "sde_sample_freq": 8, "visible": [1, 0], "policy_kwargs": '
+    '{"log_std_init": 0.0, "ortho_init": false, "lstm_hidden_size": 32, '
+    '"enable_critic_lstm": true, "net_arch": {"pi": [64], "vf": [64]}}}'
+)
 OURS_POPGYM = (  # rppo_lstm.py's defaults
     'RecurrentPPO popgym:popgym-{}-v0 {{"num_envs": 8, "normalize": true, "n_steps": 128, '
     '"batch_size": 256, "n_epochs": 4, "ent_coef": 0.0, "learning_rate": 1e-3, "clip_range": 0.2, '
@@ -123,6 +131,7 @@ TASKS: dict[str, tuple[int, dict[str, str]]] = {
         {
             "lstm": f"{CONTINUOUS} MountainCarContinuous-v0 --mask-velocity",
             "ablated": f"{CONTINUOUS} MountainCarContinuous-v0 --mask-velocity --ablate-memory",
+            "sb3-contrib": f"peer {ZOO_MOUNTAINCAR}",
         },
     ),
     "lunarlander-masked": (
