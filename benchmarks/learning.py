@@ -71,7 +71,7 @@ ZOO_MOUNTAINCAR = (
     '{"log_std_init": 0.0, "ortho_init": false, "lstm_hidden_size": 32, '
     '"enable_critic_lstm": true, "net_arch": {"pi": [64], "vf": [64]}}}'
 )
-OURS_POPGYM = (  # rppo_lstm.py's defaults
+OURS_POPGYM = (  # rppo_lstm.py's hyperparameters
     'RecurrentPPO popgym:popgym-{}-v0 {{"num_envs": 8, "normalize": true, "n_steps": 128, '
     '"batch_size": 256, "n_epochs": 4, "ent_coef": 0.0, "learning_rate": 1e-3, "clip_range": 0.2, '
     '"linear": ["learning_rate"], "policy_kwargs": {{"lstm_hidden_size": 128, '
