@@ -41,6 +41,7 @@ LANDER = (
 )
 CONTINUOUS = "rppo_continuous.py --env-id"
 TRPO = "trpo.py --env-id"
+ATARI = "rppo_gru_atari.py --env-id"
 PPO1 = "ppo1_mpi.py --env-id CartPole-v1"
 # Peers; peer() reads these words. stable-baselines3's PPO has the hyperparameters of PPO's paper,
 # sb3-contrib's RecurrentPPO those of rl-baselines3-zoo, its TRPO those of its MuJoCo table.
@@ -103,6 +104,15 @@ def popgym(name: str) -> dict[str, str]:
         "frames": f"docs/recipes/frame_stack.py {flags}",
         "lstm, previous action": f"docs/recipes/previous_action.py {flags}",
         "sb3-contrib": f"peer {OURS_POPGYM.format(name)}",
+    }
+
+
+def mujoco(name: str) -> tuple[int, dict[str, str]]:
+    env_id = f"{name}-v5"
+    return 1_000_000, {
+        "lstm": f"{CONTINUOUS} {env_id}",
+        "trpo": f"{TRPO} {env_id}",
+        "sb3-ppo": f"peer {PPO_PAPER.format(env_id)}",
     }
 
 
@@ -193,21 +203,9 @@ TASKS: dict[str, tuple[int, dict[str, str]]] = {
     "trpo-mountaincarcontinuous": (50_000, {"trpo": f"{TRPO} MountainCarContinuous-v0"}),
     "trpo-lunarlander": (200_000, {"trpo": f"{TRPO} LunarLander-v3"}),
     "trpo-lunarlandercontinuous": (200_000, {"trpo": f"{TRPO} LunarLanderContinuous-v3"}),
-    "halfcheetah": (
-        1_000_000,
-        {
-            "lstm": f"{CONTINUOUS} HalfCheetah-v5",
-            "trpo": f"{TRPO} HalfCheetah-v5",
-            "sb3-ppo": f"peer {PPO_PAPER.format('HalfCheetah-v5')}",
-        },
-    ),
-    "hopper": (
-        1_000_000,
-        {"trpo": f"{TRPO} Hopper-v5", "sb3-ppo": f"peer {PPO_PAPER.format('Hopper-v5')}"},
-    ),
-    "walker2d": (1_000_000, {"trpo": f"{TRPO} Walker2d-v5"}),
-    "swimmer": (1_000_000, {"trpo": f"{TRPO} Swimmer-v5"}),
-    "pong": (1_500_000, {"gru": "rppo_gru_atari.py --env-id ALE/Pong-v5 --amp"}),
+    **{name.lower(): mujoco(name) for name in ("HalfCheetah", "Hopper", "Walker2d", "Swimmer")},
+    "pong": (1_500_000, {"gru": f"{ATARI} ALE/Pong-v5 --amp --learning-rate 1e-3"}),
+    "breakout": (2_000_000, {"gru": f"{ATARI} ALE/Breakout-v5 --amp --learning-rate 1e-3"}),
 }
 FIELDS = (
     "task method script flags seed steps eval_mean eval_std eval_episodes return_100 wall_seconds "
