@@ -14,7 +14,7 @@ scaling      the first of these, with 1 to 1,024 environments and sequences of 3
              512 units, and with sequences of 8 to 128 steps; and what a product of two matrices
              of 1,024 x 1,024 float32 numbers reaches on this core
 
-Ours is a script run from the shell, sb3-contrib a process of this file. They take turns on the
+Ours is a script run from the shell, a peer a process of this file. They take turns on the
 first core that this process may use (w4: a core for each rank), with one torch thread. All train
 for as many steps, since the cost of padding falls as episodes grow, and the first iteration does
 not count. Medians and their ratios are printed; all figures go to results/throughput.csv.
@@ -46,6 +46,7 @@ SPINNING_UP = "benchmarks/spinning_up.py"
 SYSTEMS = [  # section, work, environment steps, system, what to run
     ("w1", "8 environments", 32_768, "ours", f"{LSTM} {WORK}"),
     ("w1", "8 environments", 32_768, "sb3-contrib", "peer CartPole-v1"),
+    ("w1", "8 environments", 32_768, "skrl", "peer skrl"),
     ("w1", "64 environments", 131_072, "ours", f"{LSTM} {WORK}".replace("envs 8", "envs 64")),
     ("w1", "sb3-contrib's defaults", 8_192, "ours, whole rollouts", DEFAULTS),
     ("w1", "sb3-contrib's defaults", 8_192, "ours, sequences of 16", f"{DEFAULTS} --seq-len 16"),
@@ -166,6 +167,87 @@ def stable_baselines(name: str, steps: int) -> float:
     return (model.num_timesteps - starts[1][0]) / (time.perf_counter() - starts[1][1])
 
 
+def skrl(steps: int) -> float:
+    """SPS of skrl's PPO_RNN at CartPole without its first iteration, with the LSTM of its
+    documentation: replayed in pieces, each up to a step at which one of the episodes ends."""
+    import gymnasium as gym
+    import torch
+    from skrl import logger
+    from skrl.agents.torch.ppo import PPO_RNN
+    from skrl.envs.wrappers.torch import wrap_env
+    from skrl.memories.torch import RandomMemory
+    from skrl.models.torch import CategoricalMixin, DeterministicMixin, Model
+    from skrl.resources.preprocessors.torch import RunningStandardScaler
+    from skrl.trainers.torch import SequentialTrainer
+    from torch import nn
+
+    N, L, F, H = 8, 128, 64, 128  # environments, steps of a sequence, features, units
+
+    class Network(CategoricalMixin, DeterministicMixin, Model):
+        def __init__(self, **spaces):
+            Model.__init__(self, **spaces)
+            CategoricalMixin.__init__(self)
+            DeterministicMixin.__init__(self)
+            self.encoder = nn.Sequential(nn.Linear(self.num_observations, F), nn.Tanh())
+            self.lstm = nn.LSTM(F, H, batch_first=True)
+            self.heads = nn.ModuleDict(dict(policy=nn.Linear(H, 2), value=nn.Linear(H, 1)))
+            self.shared = None  # what the policy computed, for the critic
+
+        def get_specification(self):
+            return {"rnn": {"sequence_length": L, "num_layers": 1, "sizes": [(1, N, H)] * 2}}
+
+        def act(self, inputs, *, role):
+            mixin = CategoricalMixin if role == "policy" else DeterministicMixin
+            return mixin.act(self, inputs, role=role)
+
+        def compute(self, inputs, role):
+            h, state = self.shared or self.replay(inputs)
+            self.shared = (h, state) if role == "policy" else None
+            return self.heads[role](h), {"rnn": list(state)}
+
+        def replay(self, inputs):
+            x, state = self.encoder(inputs["observations"]), inputs["rnn"]
+            if not self.training:
+                h, state = self.lstm(x.unsqueeze(1), state)
+                return h.squeeze(1), state
+            x, done = x.view(-1, L, F), inputs["terminated"] | inputs["truncated"]
+            done, pieces = done.view(-1, L), []
+            state = [rows.view(1, -1, L, H)[:, :, 0].contiguous() for rows in state]
+            ends = sorted({*(done.any(0).nonzero().flatten() + 1).tolist(), L})
+            for begin, end in zip([0, *ends], ends):
+                h, state = self.lstm(x[:, begin:end], tuple(state))
+                state = [rows * ~done[:, end - 1, None] for rows in state]
+                pieces.append(h)
+            return torch.cat(pieces, 1).flatten(0, 1), state
+
+    times = []
+
+    class Agent(PPO_RNN):
+        def update(self, **progress):
+            super().update(**progress)
+            times.append(time.perf_counter())
+
+    torch.set_num_threads(1)
+    logger.setLevel("ERROR")
+    env = wrap_env(gym.make_vec("CartPole-v1", N), verbose=False)
+    spaces = dict(observation_space=env.observation_space, action_space=env.action_space)
+    network = Network(device="cpu", **spaces)
+    agent = Agent(
+        models={"policy": network, "value": network},
+        memory=RandomMemory(memory_size=L, num_envs=N, device="cpu"),
+        device="cpu",
+        cfg=dict(
+            rollouts=L, learning_epochs=4, mini_batches=4, value_loss_scale=0.5, value_clip=0,
+            value_preprocessor=RunningStandardScaler, value_preprocessor_kwargs=dict(size=1),
+            experiment=dict(write_interval=0, checkpoint_interval=0),
+        ),
+        **spaces,
+    )  # fmt: skip
+    plan = dict(timesteps=steps // N, headless=True, disable_progressbar=True)
+    SequentialTrainer(env=env, agents=agent, cfg=plan).train()
+    return (len(times) - 1) * L * N / (times[-1] - times[0])
+
+
 def product(repeats: int) -> float:
     """GFLOP/s of torch's float32 product of two matrices of 1,024 x 1,024 numbers."""
     import torch
@@ -209,7 +291,7 @@ def measure(run: str, steps: int, root: Path) -> float:
 def main() -> None:
     if sys.argv[1:2] == ["--peer"]:
         name, steps = sys.argv[2], int(sys.argv[3])
-        return print(stable_baselines(name, steps))
+        return print(skrl(steps) if name == "skrl" else stable_baselines(name, steps))
     if sys.argv[1:2] == ["--product"]:
         return print(product(int(sys.argv[2])))
     parser = argparse.ArgumentParser(
@@ -237,7 +319,8 @@ def main() -> None:
                     sps.append(measure(run, steps, root))
                 except RuntimeError as error:  # an older checkout may not know a flag
                     print(f"{section}, {work}, {system}: {error}", file=sys.stderr)
-        base = median(runs[-1][-1] or [0]) or np.nan  # the peer's, if there is one
+        peers = [sps for system, *_, sps in runs if not system.startswith("ours")]
+        base = median([*peers, runs[-1][-1]][0] or [0]) or np.nan  # of the first peer, if any
         for system, steps, _, root, sps in [r for r in runs if r[-1]]:
             low, middle, high = min(sps), median(sps), max(sps)
             medians[work, system] = middle
