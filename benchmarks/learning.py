@@ -40,6 +40,10 @@ LANDER = (
     "--learning-rate 5e-4"
 )
 CONTINUOUS = "rppo_continuous.py --env-id"
+WALKER = (
+    " --num-steps 256 --seq-len 16 --num-minibatches 16 --update-epochs 10 --hidden-size 64 "
+    "--learning-rate 3e-4"
+)
 TRPO = "trpo.py --env-id"
 ATARI = "rppo_gru_atari.py --env-id"
 PPO1 = "ppo1_mpi.py --env-id CartPole-v1"
@@ -110,7 +114,7 @@ def popgym(name: str) -> dict[str, str]:
 def mujoco(name: str) -> tuple[int, dict[str, str]]:
     env_id = f"{name}-v5"
     return 1_000_000, {
-        "lstm": f"{CONTINUOUS} {env_id}",
+        "lstm": f"{CONTINUOUS} {env_id}" + WALKER * (name != "HalfCheetah"),  # which has a preset
         "trpo": f"{TRPO} {env_id}",
         "sb3-ppo": f"peer {PPO_PAPER.format(env_id)}",
     }
