@@ -234,7 +234,9 @@ def figures() -> str:
         }
         cells = {m: f"{shown(x)}, {len(x)} seed{'s' * (len(x) > 1)}" for m, x in scores.items()}
         control = "trpo" if ours == "trpo, lstm" else "ablated"
-        beside = [f"{m}: {cells[m]}" for m in methods if m not in (ours, control)]
+        names = {m: rows[0]["script"] for m, rows in methods.items() if m in ("lstm", "trpo")}
+        others = [m for m in methods if m not in (ours, control)]
+        beside = [f"{names.get(m, m)}: {cells[m]}" for m in others]
         published = PUBLISHED.get((task, ours))
         beside += [f"published: {published}"] if published else []
         first = methods[ours][0]
