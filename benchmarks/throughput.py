@@ -3,8 +3,9 @@
     python benchmarks/throughput.py w1 w3 [--repeats 5] [--against ../other-checkout]
 
 w1           CartPole, LSTM 128 shared by actor and critic, 4 epochs, 4 minibatches of whole
-             rollouts; then sb3-contrib's defaults: the critic has its own LSTM, hidden 256, 10
-             epochs, 128 steps a minibatch (our layer of 64 is before the LSTM, its two after it)
+             rollouts, beside sb3-contrib and skrl; then sb3-contrib's defaults: the critic has its
+             own LSTM, hidden 256, 10 epochs, 128 steps a minibatch (our layer of 64 is before the
+             LSTM, its two after it)
 w1-pendulum  the first of these with Gaussian actions and running normalisation on both sides
 w2           Breakout, one grey 84 x 84 frame, Nature CNN 512, GRU (ours) or LSTM 128
 w3           HalfCheetah, TRPO with sb3-contrib's defaults
@@ -168,8 +169,9 @@ def stable_baselines(name: str, steps: int) -> float:
 
 
 def skrl(steps: int) -> float:
-    """SPS of skrl's PPO_RNN at CartPole without its first iteration, with the LSTM of its
-    documentation: replayed in pieces, each up to a step at which one of the episodes ends."""
+    """SPS of skrl's PPO_RNN at CartPole, without its first iteration. The LSTM is replayed in
+    pieces, each up to a step at which an episode of the minibatch ends. Values are normalised, as
+    our rewards are: without that skrl does not learn here."""
     import gymnasium as gym
     import torch
     from skrl import logger
@@ -319,8 +321,8 @@ def main() -> None:
                     sps.append(measure(run, steps, root))
                 except RuntimeError as error:  # an older checkout may not know a flag
                     print(f"{section}, {work}, {system}: {error}", file=sys.stderr)
-        peers = [sps for system, *_, sps in runs if not system.startswith("ours")]
-        base = median([*peers, runs[-1][-1]][0] or [0]) or np.nan  # of the first peer, if any
+        first = next((run for run in runs if not run[0].startswith("ours")), runs[-1])  # peer
+        base = median(first[-1] or [0]) or np.nan
         for system, steps, _, root, sps in [r for r in runs if r[-1]]:
             low, middle, high = min(sps), median(sps), max(sps)
             medians[work, system] = middle
