@@ -76,8 +76,8 @@ ZOO_MOUNTAINCAR = (
     '{"log_std_init": 0.0, "ortho_init": false, "lstm_hidden_size": 32, '
     '"enable_critic_lstm": true, "net_arch": {"pi": [64], "vf": [64]}}}'
 )
-OURS_POPGYM = (  # rppo_lstm.py's hyperparameters
-    'RecurrentPPO popgym:popgym-{}-v0 {{"num_envs": 8, "normalize": true, "n_steps": 128, '
+OURS = (  # rppo_lstm.py's hyperparameters
+    'RecurrentPPO {} {{"num_envs": 8, "normalize": true, "n_steps": 128, '
     '"batch_size": 256, "n_epochs": 4, "ent_coef": 0.0, "learning_rate": 1e-3, "clip_range": 0.2, '
     '"linear": ["learning_rate"], "policy_kwargs": {{"lstm_hidden_size": 128, '
     '"net_arch": {{"pi": [64], "vf": [64]}}}}}}'
@@ -107,7 +107,7 @@ def popgym(name: str) -> dict[str, str]:
         "ablated": f"rppo_lstm.py {flags} --ablate-memory",
         "frames": f"docs/recipes/frame_stack.py {flags}",
         "lstm, previous action": f"docs/recipes/previous_action.py {flags}",
-        "sb3-contrib": f"peer {OURS_POPGYM.format(name)}",
+        "sb3-contrib": f"peer {OURS.format(flags.split()[1])}",
     }
 
 
@@ -164,6 +164,8 @@ TASKS: dict[str, tuple[int, dict[str, str]]] = {
         {
             "lstm": "docs/recipes/poc_memory.py",
             "ablated": "docs/recipes/poc_memory.py --ablate-memory",
+            "frames": "docs/recipes/frame_stack.py --env-id poc_memory:PocMemory-v0",
+            "sb3-contrib": f"peer {OURS.format('poc_memory:PocMemory-v0')}",
         },
     ),
     "minigrid-memory-s9": (
@@ -180,8 +182,8 @@ TASKS: dict[str, tuple[int, dict[str, str]]] = {
     "popgym-repeat-previous-easy": (500_000, popgym("RepeatPreviousEasy")),
     "popgym-repeat-previous-medium": (2_000_000, popgym("RepeatPreviousMedium")),
     "popgym-repeat-first-easy": (500_000, popgym("RepeatFirstEasy")),
-    "popgym-count-recall-easy": (1_000_000, popgym("CountRecallEasy")),
-    "popgym-autoencode-easy": (1_000_000, popgym("AutoencodeEasy")),
+    "popgym-count-recall-easy": (5_000_000, popgym("CountRecallEasy")),
+    "popgym-autoencode-easy": (5_000_000, popgym("AutoencodeEasy")),
     "popgym-higher-lower-easy": (500_000, popgym("HigherLowerEasy")),
     "popgym-cartpole-easy": (500_000, popgym("PositionOnlyCartPoleEasy")),
     "popgym-multiarmed-bandit-easy": (500_000, popgym("MultiarmedBanditEasy")),
@@ -291,6 +293,7 @@ def peer(algorithm: str, env_id: str, settings: str, steps: str, seed: str, run_
     from stable_baselines3.common.vec_env import VecNormalize
 
     torch.set_num_threads(1)
+    sys.path.append(str(ROOT / "docs" / "recipes"))  # PocMemory's module
     kwargs = json.loads(settings)
     names = ("num_envs", "normalize", "linear", "visible", "activation")
     num_envs, normalize, linear, visible, activation = (kwargs.pop(name, None) for name in names)
