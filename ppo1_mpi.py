@@ -362,7 +362,7 @@ def train(args: Args) -> Agent:
             if losses[-1][-1] > 1.5 * args.target_kl:  # on every rank, so that none waits
                 break
             loss = policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy.mean()
-            optimizer.zero_grad(set_to_none=False)  # they stay pieces of weights.grad
+            weights.grad.zero_()
             loss.backward()
             average(weights.grad, comm)
             optimizer.step()

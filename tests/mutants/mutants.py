@@ -133,7 +133,7 @@ MUTANTS = [
     (P, "each rank begins with its own weights", "    comm.Bcast(weights.numpy())  # all begin with those of rank 0\n", "", MPI),
     (P, "all ranks draw the same numbers", "args.seed += 10_000 * comm.rank", "args.seed += 0 * comm.rank", MPI),
     (P, "gradients are no pieces of the vector", "p.data, p.grad = x.view_as(p), grad.view_as(p)", "p.data = x.view_as(p)", MPI),
-    (P, "gradients add up over minibatches", "            optimizer.zero_grad(set_to_none=False)  # they stay pieces of weights.grad\n", "", MPI),
+    (P, "gradients add up over minibatches", "            weights.grad.zero_()\n", "", MPI),
     (P, "statistics stay each rank's own", "comm.allreduce(torch.stack([torch.ones_like(x), x, x**2]).sum(1))", "torch.stack([torch.ones_like(x), x, x**2]).sum(1)", MPI),
     (P, "statistics count final steps", "tensor(obs[:T][valid]).double()", "tensor(obs[:T]).flatten(0, 1).double()", MPI),
     (P, "statistics change before the update", "        # Update, in minibatches", "        agent.obs_sums[1] += 1\n        # Update, in minibatches", MPI),
