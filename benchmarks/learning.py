@@ -42,7 +42,7 @@ LANDER = (
 CONTINUOUS = "rppo_continuous.py --env-id"
 WALKER = (
     " --num-steps 256 --seq-len 16 --num-minibatches 16 --update-epochs 10 --hidden-size 64 "
-    "--learning-rate 3e-4"
+    "--learning-rate 3e-4 --separate-critic"
 )
 TRPO = "trpo.py --env-id"
 ATARI = "rppo_gru_atari.py --env-id"
@@ -113,8 +113,10 @@ def popgym(name: str) -> dict[str, str]:
 
 def mujoco(name: str) -> tuple[int, dict[str, str]]:
     env_id = f"{name}-v5"
+    lstm = f"{CONTINUOUS} {env_id}" + WALKER * (name != "HalfCheetah")  # which has a preset
     return 1_000_000, {
-        "lstm": f"{CONTINUOUS} {env_id}" + WALKER * (name != "HalfCheetah"),  # which has a preset
+        "lstm": lstm,
+        "ablated": f"{lstm} --ablate-memory",
         "trpo": f"{TRPO} {env_id}",
         "sb3-ppo": f"peer {PPO_PAPER.format(env_id)}",
     }
