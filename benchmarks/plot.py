@@ -233,8 +233,9 @@ def figures() -> str:
             m: np.array([float(row["eval_mean"]) for row in rows]) for m, rows in methods.items()
         }
         cells = {m: f"{shown(x)}, {len(x)} seed{'s' * (len(x) > 1)}" for m, x in scores.items()}
-        control = "trpo" if ours == "trpo, lstm" else "ablated"
-        names = {m: rows[0]["script"] for m, rows in methods.items() if m in ("lstm", "trpo")}
+        control = {"trpo": "", "trpo, lstm": "trpo"}.get(ours, "ablated")  # of the same script
+        names = {m: methods[m][0]["script"] for m in ("lstm", "trpo") if m in methods}
+        names["ablated"] = f"{names.get('lstm')}, ablated"
         others = [m for m in methods if m not in (ours, control)]
         beside = [f"{names.get(m, m)}: {cells[m]}" for m in others]
         published = PUBLISHED.get((task, ours))
