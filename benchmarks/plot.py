@@ -234,8 +234,8 @@ def figures() -> str:
         }
         cells = {m: f"{shown(x)}, {len(x)} seed{'s' * (len(x) > 1)}" for m, x in scores.items()}
         control = {"trpo": "", "trpo, lstm": "trpo"}.get(ours, "ablated")  # of the same script
-        names = {m: methods[m][0]["script"] for m in ("lstm", "trpo") if m in methods}
-        names["ablated"] = f"{names.get('lstm')}, ablated"
+        labels = {"lstm": "", "ablated": ", ablated", "trpo": ""}  # behind a script's name
+        names = {m: methods[m][0]["script"] + labels[m] for m in labels if m in methods}
         others = [m for m in methods if m not in (ours, control)]
         beside = [f"{names.get(m, m)}: {cells[m]}" for m in others]
         published = PUBLISHED.get((task, ours))

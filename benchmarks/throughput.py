@@ -321,8 +321,8 @@ def main() -> None:
                     sps.append(measure(run, steps, root))
                 except RuntimeError as error:  # an older checkout may not know a flag
                     print(f"{section}, {work}, {system}: {error}", file=sys.stderr)
-        first = next((run for run in runs if not run[0].startswith("ours")), runs[-1])  # peer
-        base = median(first[-1] or [0]) or np.nan
+        first_peer = next((run for run in runs if not run[0].startswith("ours")), runs[-1])
+        base = median(first_peer[-1] or [0]) or np.nan
         for system, steps, _, root, sps in [r for r in runs if r[-1]]:
             low, middle, high = min(sps), median(sps), max(sps)
             medians[work, system] = middle
