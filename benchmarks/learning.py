@@ -76,6 +76,10 @@ ZOO_MOUNTAINCAR = (
     '{"log_std_init": 0.0, "ortho_init": false, "lstm_hidden_size": 32, '
     '"enable_critic_lstm": true, "net_arch": {"pi": [64], "vf": [64]}}}'
 )
+ZOO_LANDER = (
+    'RecurrentPPO {} {{"num_envs": 16, "n_steps": 1024, "batch_size": 64, "gae_lambda": 0.98, '
+    '"gamma": 0.999, "n_epochs": 4, "ent_coef": 0.01, "visible": [1, 1, 0, 0, 1, 0, 1, 1]}}'
+)
 OURS = (  # rppo_lstm.py's hyperparameters
     'RecurrentPPO {} {{"num_envs": 8, "normalize": true, "n_steps": 128, '
     '"batch_size": 256, "n_epochs": 4, "ent_coef": 0.0, "learning_rate": 1e-3, "clip_range": 0.2, '
@@ -152,13 +156,18 @@ TASKS: dict[str, tuple[int, dict[str, str]]] = {
     ),
     "lunarlander-masked": (
         500_000,
-        {"lstm": LANDER, "ablated": f"{LANDER} --ablate-memory"},
+        {
+            "lstm": LANDER,
+            "ablated": f"{LANDER} --ablate-memory",
+            "sb3-contrib": f"peer {ZOO_LANDER.format('LunarLander-v3')}",
+        },
     ),
     "lunarlandercontinuous-masked": (
         1_000_000,
         {
             "lstm": f"{CONTINUOUS} LunarLanderContinuous-v3 --mask-velocity",
             "ablated": f"{CONTINUOUS} LunarLanderContinuous-v3 --mask-velocity --ablate-memory",
+            "sb3-contrib": f"peer {ZOO_LANDER.format('LunarLanderContinuous-v3')}",
         },
     ),
     "poc-memory": (
