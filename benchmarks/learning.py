@@ -118,6 +118,7 @@ def popgym(name: str) -> dict[str, str]:
 def mujoco(name: str) -> tuple[int, dict[str, str]]:
     env_id = f"{name}-v5"
     lstm = f"{CONTINUOUS} {env_id}" + WALKER * (name != "HalfCheetah")  # which has a preset
+    lstm += " --gamma 0.9999" * (name == "Swimmer")
     return 1_000_000, {
         "lstm": lstm,
         "ablated": f"{lstm} --ablate-memory",
