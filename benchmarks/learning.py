@@ -121,6 +121,7 @@ def mujoco(name: str) -> tuple[int, dict[str, str]]:
     lstm += " --gamma 0.9999" * (name == "Swimmer")
     return 1_000_000, {
         "lstm": lstm,
+        "lstm, sequences of 1": f"{lstm} --seq-len 1",
         "ablated": f"{lstm} --ablate-memory",
         "trpo": f"{TRPO} {env_id}",
         "sb3-ppo": f"peer {PPO_PAPER.format(env_id)}",

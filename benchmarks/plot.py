@@ -47,6 +47,7 @@ PUBLISHED = {  # at as many steps, where nothing else is said
     ("minigrid-memory-s9", "lstm"): "0.926 (recurrent-ppo-truncated-bptt)",
     ("popgym-repeat-previous-easy", "lstm"): "0.999 (Morad et al. 2023, GRU, 15M steps)",
     ("pong", "gru"): "19.8 (CleanRL, 10M steps, 3 seeds)",
+    ("breakout", "gru"): "128.9 (CleanRL, 10M steps, 3 seeds)",
 }
 
 
