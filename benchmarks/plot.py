@@ -236,6 +236,7 @@ def figures() -> str:
         cells = {m: f"{shown(x)}, {len(x)} seed{'s' * (len(x) > 1)}" for m, x in scores.items()}
         control = {"trpo": "", "trpo, lstm": "trpo"}.get(ours, "ablated")  # of the same script
         labels = {"lstm": "", "ablated": ", ablated", "trpo": ""}  # behind a script's name
+        labels["lstm, sequences of 1"] = ", sequences of 1"
         names = {m: methods[m][0]["script"] + labels[m] for m in labels if m in methods}
         others = [m for m in methods if m not in (ours, control)]
         beside = [f"{names.get(m, m)}: {cells[m]}" for m in others]
