@@ -24,6 +24,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from importlib.metadata import version
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,7 @@ LANDER = (
     "--learning-rate 5e-4"
 )
 CONTINUOUS = "rppo_continuous.py --env-id"
+FRAMES = "docs/recipes/frame_stack.py"
 WALKER = (
     " --num-steps 256 --seq-len 16 --num-minibatches 16 --update-epochs 10 --hidden-size 64 "
     "--learning-rate 3e-4 --separate-critic"
@@ -109,7 +111,7 @@ def popgym(name: str) -> dict[str, str]:
     return {
         "lstm": f"rppo_lstm.py {flags}",
         "ablated": f"rppo_lstm.py {flags} --ablate-memory",
-        "frames": f"docs/recipes/frame_stack.py {flags}",
+        "frames": f"{FRAMES} {flags}",
         "lstm, previous action": f"docs/recipes/previous_action.py {flags}",
         "sb3-contrib": f"peer {OURS.format(flags.split()[1])}",
     }
@@ -136,7 +138,7 @@ TASKS: dict[str, tuple[int, dict[str, str]]] = {
         {
             "lstm": f"{CARTPOLE} --mask-velocity",
             "ablated": f"{CARTPOLE} --mask-velocity --ablate-memory",
-            "frames": "docs/recipes/frame_stack.py --env-id CartPole-v1 --mask-velocity",
+            "frames": f"{FRAMES} --env-id CartPole-v1 --mask-velocity",
             "sb3-contrib": f"peer {ZOO_CARTPOLE}",
         },
     ),
@@ -145,6 +147,7 @@ TASKS: dict[str, tuple[int, dict[str, str]]] = {
         {
             "lstm": f"{CONTINUOUS} Pendulum-v1 --mask-velocity",
             "ablated": f"{CONTINUOUS} Pendulum-v1 --mask-velocity --ablate-memory",
+            "frames": f"{FRAMES} rppo_continuous --env-id Pendulum-v1 --mask-velocity",
             "sb3-contrib": f"peer {ZOO_PENDULUM}",
         },
     ),
@@ -153,6 +156,7 @@ TASKS: dict[str, tuple[int, dict[str, str]]] = {
         {
             "lstm": f"{CONTINUOUS} MountainCarContinuous-v0 --mask-velocity",
             "ablated": f"{CONTINUOUS} MountainCarContinuous-v0 --mask-velocity --ablate-memory",
+            "frames": f"{FRAMES} rppo_continuous --env-id MountainCarContinuous-v0 --mask-velocity",
             "sb3-contrib": f"peer {ZOO_MOUNTAINCAR}",
         },
     ),
@@ -161,6 +165,7 @@ TASKS: dict[str, tuple[int, dict[str, str]]] = {
         {
             "lstm": LANDER,
             "ablated": f"{LANDER} --ablate-memory",
+            "frames": f"{FRAMES} {LANDER.split(maxsplit=1)[1]}".replace(" --seq-len 64", ""),
             "sb3-contrib": f"peer {ZOO_LANDER.format('LunarLander-v3')}",
         },
     ),
@@ -169,6 +174,7 @@ TASKS: dict[str, tuple[int, dict[str, str]]] = {
         {
             "lstm": f"{CONTINUOUS} LunarLanderContinuous-v3 --mask-velocity",
             "ablated": f"{CONTINUOUS} LunarLanderContinuous-v3 --mask-velocity --ablate-memory",
+            "frames": f"{FRAMES} rppo_continuous --env-id LunarLanderContinuous-v3 --mask-velocity",
             "sb3-contrib": f"peer {ZOO_LANDER.format('LunarLanderContinuous-v3')}",
         },
     ),
@@ -177,7 +183,7 @@ TASKS: dict[str, tuple[int, dict[str, str]]] = {
         {
             "lstm": "docs/recipes/poc_memory.py",
             "ablated": "docs/recipes/poc_memory.py --ablate-memory",
-            "frames": "docs/recipes/frame_stack.py --env-id poc_memory:PocMemory-v0",
+            "frames": f"{FRAMES} --env-id poc_memory:PocMemory-v0",
             "sb3-contrib": f"peer {OURS.format('poc_memory:PocMemory-v0')}",
         },
     ),
@@ -186,6 +192,8 @@ TASKS: dict[str, tuple[int, dict[str, str]]] = {
         {
             "lstm": "docs/recipes/minigrid_memory.py",
             "ablated": "docs/recipes/minigrid_memory.py --ablate-memory",
+            "frames": f"{FRAMES} --env-id minigrid_memory:MemoryS9-v0 --num-envs 16 "
+            "--num-minibatches 8 --learning-rate 1e-3 --ent-coef 0.03",
         },
     ),
     "minigrid-memory-s13": (
@@ -362,12 +370,17 @@ def shell(command: list, **kwargs) -> None:
         raise RuntimeError(last_line(done.stderr))
 
 
-def evaluate(script: str, run_dir: Path, seed: int) -> list[float]:
+def names(flags: str) -> list[str]:
+    """The words before the first flag: an exercise's change, the script that a recipe changes."""
+    return list(takewhile(lambda word: word[0] != "-", flags.split()))
+
+
+def evaluate(script: str, flags: str, run_dir: Path, seed: int) -> list[float]:
     """Returns of the final agent's deterministic episodes. A finished run that is resumed only
     evaluates; here it is a copy, so that the run stays what it is."""
     with tempfile.TemporaryDirectory() as folder:
         shutil.copy(run_dir / "agent.pt", folder)
-        command = [sys.executable, ROOT / script, "--resume", folder]
+        command = [sys.executable, ROOT / script, *names(flags), "--resume", folder]
         command += ["--seed", str(1_000_000 * seed), "--eval-episodes", str(EPISODES)]
         shell(command)
         return json.loads(Path(folder, "result.json").read_text())["evaluation"]
@@ -418,7 +431,7 @@ def run(task: str, method: str, seed: int, options: argparse.Namespace) -> str:
             words = [*flags.split(maxsplit=2), str(steps), str(seed), str(run_dir)]
             command = [sys.executable, __file__, "--peer", *words]
         elif (run_dir / "agent.pt").exists():
-            command += ["--resume", str(run_dir)]
+            command += [*names(flags), "--resume", str(run_dir)]
         else:
             shutil.rmtree(run_dir, ignore_errors=True)
             command += [*flags.split(), "--total-timesteps", str(steps), "--seed", str(seed)]
@@ -433,7 +446,7 @@ def run(task: str, method: str, seed: int, options: argparse.Namespace) -> str:
                     before["wall_seconds"] = f"{time.time() - began:.1f}"
                     overwrite(started, before)
             result = json.loads(result_file.read_text())
-            returns = result["evaluation"] or evaluate(script, run_dir, seed)
+            returns = result["evaluation"] or evaluate(script, flags, run_dir, seed)
             points = thin(result["curve"] if script == "peer" else curve(run_dir))
             row |= {
                 "eval_mean": f"{np.mean(returns):.2f}", "eval_std": f"{np.std(returns):.2f}",

@@ -145,6 +145,19 @@ def test_frame_stack_has_no_memory(recipe, run_script, tmp_path):
     assert args.seq_len == 1 and not any("cell" in name for name in saved["agent"])
 
 
+def test_frame_stack_of_continuous_actions(run_script, tmp_path):
+    """A run of it goes on, too, and has no memory."""
+    script = "frame_stack", "rppo_continuous"
+    flags = "--env-id Pendulum-v1 --mask-velocity --num-envs 4 --num-steps 32 --num-minibatches 2"
+    flags += " --hidden-size 8 --eval-episodes 1 --run-name a --total-timesteps"
+    run_recipe(run_script, *script, *flags.split(), 256)
+    run_recipe(run_script, *script, "--resume", "runs/a", "--total-timesteps", 512)
+    saved = MODULES["rppo_continuous"].load(tmp_path / "runs/a")
+    assert saved["step"] >= 512 and saved["args"]["seq_len"] == 1
+    assert saved["agent"]["encoder.0.weight"].shape[1] == 12
+    assert not any("cell" in name for name in saved["agent"])
+
+
 def test_previous_action_and_reward_are_inputs(recipe):
     for episode, x in side_by_side(recipe, "previous_action", "CartPole-v1"):
         obs, action, reward = episode[-1]

@@ -1,6 +1,7 @@
 """No memory, but the last 4 observations: instead of an LSTM where little is to be remembered.
 
-    python docs/recipes/frame_stack.py --env-id CartPole-v1 --mask-velocity  # and other flags
+    python docs/recipes/frame_stack.py --env-id CartPole-v1 --mask-velocity  # rppo_lstm.py's flags
+    python docs/recipes/frame_stack.py rppo_continuous --env-id Pendulum-v1 --mask-velocity
 
 A layer without a state takes the LSTM's place; it reads FRAMES observations at once, an episode's
 first one repeated. Sequences have no meaning then: --seq-len is 1, so that minibatches are of
@@ -8,6 +9,7 @@ single steps. Measured: masked CartPole after 100,000 steps, 100 deterministic e
 seeds 1 to 3: 392, 499 and 462 (with the LSTM 500 on each).
 """
 
+import importlib
 import sys
 from pathlib import Path
 
@@ -18,8 +20,8 @@ import torch.nn as nn
 from gymnasium.vector.utils import batch_space
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-import rppo_lstm
-
+NAME = sys.argv.pop(1) if sys.argv[1:2] == ["rppo_continuous"] else "rppo_lstm"
+script = importlib.import_module(NAME)
 FRAMES = 4
 
 
@@ -53,7 +55,7 @@ class Feedforward(nn.Module):
 
     def __init__(self, input_size, hidden_size):
         super().__init__()
-        self.layer = nn.Sequential(rppo_lstm.linear(input_size, hidden_size), nn.Tanh())
+        self.layer = nn.Sequential(script.linear(input_size, hidden_size), nn.Tanh())
 
     def step(self, x, state):
         return torch.stack([self.layer(x), state[1]])
@@ -66,10 +68,10 @@ def make_envs(*args):
     return FrameStack(make_single_envs(*args))
 
 
-make_single_envs = rppo_lstm.make_envs
-rppo_lstm.make_envs, rppo_lstm.ResetLSTM = make_envs, Feedforward
+make_single_envs = script.make_envs
+script.make_envs, script.ResetLSTM = make_envs, Feedforward
 
 if __name__ == "__main__":
     if not {"--resume", "--play"} & {*sys.argv}:
         sys.argv[1:1] = ["--seq-len", "1"]
-    rppo_lstm.main()
+    script.main()

@@ -56,7 +56,6 @@ class LongLSTM(rppo_lstm.ResetLSTM):
         nn.init.constant_(self.cell.bias_hh.detach().chunk(4)[1], FORGET)  # gates i, f, g, o
 
 
-rppo_lstm.ResetLSTM = LongLSTM
 for size in 7, 9, 11, 13, 17:
     name = f"MemoryS{size}-v0"
     gym.register(name, make, disable_env_checker=True, kwargs={"size": size})
@@ -65,6 +64,7 @@ for size in 7, 9, 11, 13, 17:
     )
 
 if __name__ == "__main__":
+    rppo_lstm.ResetLSTM = LongLSTM
     if not {"--resume", "--play"} & {*sys.argv}:
         sys.argv[1:1] = ["--env-id", "MemoryS9-v0"]
     rppo_lstm.main()
