@@ -91,20 +91,19 @@ class Args:
     capture_video: bool = False  # --play writes videos into the run directory
 
 
-COMMON = dict(num_envs=2, num_steps=1024, cg_max_steps=25, n_critic_updates=20)
+ZOO: dict = dict(num_envs=2, num_steps=1024, cg_max_steps=25, n_critic_updates=20)  # rl-zoo3's
 PRESETS: dict[tuple, dict] = {  # better defaults for a task: (env_id, mask_velocity)
     ("CartPole-v1", True): dict(memory="lstm", total_timesteps=100_000, num_envs=8, num_steps=256,
         n_critic_updates=20, batch_size=256, cg_damping=0.01),
     ("Pendulum-v1", False): dict(num_envs=2, num_steps=1024, gamma=0.9, n_critic_updates=15),
     ("MountainCarContinuous-v0", False): dict(log_std_init=1.0),
-    ("LunarLander-v3", False): dict(gae_lambda=0.98, norm_obs=False, norm_reward=False, **COMMON),
-    ("LunarLanderContinuous-v3", False): COMMON | dict(num_envs=4, target_kl=0.04, cg_damping=0.2,
+    ("LunarLander-v3", False): dict(ZOO, gae_lambda=0.98, norm_obs=False, norm_reward=False),
+    ("LunarLanderContinuous-v3", False): dict(ZOO, num_envs=4, target_kl=0.04, cg_damping=0.2,
         gae_lambda=0.98),
-    ("HalfCheetah-v5", False): dict(target_kl=0.24, cg_damping=0.6, **COMMON),
-    ("Swimmer-v5", False): dict(target_kl=0.02, cg_damping=0.2, gamma=0.9999, gae_lambda=0.99,
-        **COMMON),
-    ("Hopper-v5", False): dict(target_kl=0.03, cg_damping=0.3, **COMMON),
-    ("Walker2d-v5", False): dict(target_kl=0.06, cg_damping=0.6, **COMMON),
+    ("HalfCheetah-v5", False): dict(ZOO, target_kl=0.24, cg_damping=0.6),
+    ("Swimmer-v5", False): dict(ZOO, target_kl=0.02, cg_damping=0.2, gamma=0.9999, gae_lambda=0.99),
+    ("Hopper-v5", False): dict(ZOO, target_kl=0.03, cg_damping=0.3),
+    ("Walker2d-v5", False): dict(ZOO, target_kl=0.06, cg_damping=0.6),
 }  # fmt: skip
 FIXED = "env_id", "mask_velocity", "encoder_size", "hidden_size", "memory", "norm_obs"
 LOSSES = "kl", "improvement", "expected_improvement", "step_fraction", "entropy", "value_loss"
