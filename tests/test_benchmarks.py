@@ -129,6 +129,11 @@ def test_every_task_is_a_command(monkeypatch):
     assert parsed > 30
 
 
+def test_the_words_before_the_flags_go_along_when_a_run_goes_on():
+    assert learning.names("rppo_continuous --env-id Pendulum-v1") == ["rppo_continuous"]
+    assert learning.names("--env-id CartPole-v1 --mask-velocity") == learning.names("") == []
+
+
 def test_the_statistics_of_the_tables():
     """The mean of the middle half; its interval covers the truth 95 times of 100."""
     pytest.importorskip("matplotlib")

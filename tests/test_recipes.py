@@ -220,6 +220,16 @@ def test_minigrid_trains(run_script, tmp_path):
     assert len(result["evaluation"]) == 3 and all(0 <= x < 1 for x in result["evaluation"])
 
 
+def test_four_frames_of_minigrid_have_no_memory(run_script, tmp_path):
+    """Its recipe as a module gives the environment, and leaves the script's layers alone."""
+    pytest.importorskip("minigrid")
+    flags = "--env-id minigrid_memory:MemoryS9-v0 --total-timesteps 300 --run-name a --num-steps 32"
+    run_recipe(run_script, "frame_stack", *flags.split(), "--eval-episodes", 1)
+    agent = MODULES["rppo_lstm"].load(tmp_path / "runs/a")["agent"]
+    assert agent["encoder.0.weight"].shape[1] == 4 * 45
+    assert not any("cell" in name for name in agent)
+
+
 class Signs(gym.Env):
     """An image is bright or dark, a number 1 or -1; an action must say both. Episodes have 8 steps,
     which give up to 1 each."""
