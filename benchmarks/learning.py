@@ -82,6 +82,14 @@ ZOO_LANDER = (
     'RecurrentPPO {} {{"num_envs": 16, "n_steps": 1024, "batch_size": 64, "gae_lambda": 0.98, '
     '"gamma": 0.999, "n_epochs": 4, "ent_coef": 0.01, "visible": [1, 1, 0, 0, 1, 0, 1, 1]}}'
 )
+ZOO_TRPO_LANDER = (
+    'TRPO LunarLanderContinuous-v3 {"num_envs": 2, "normalize": true, "n_steps": 1024, '
+    '"n_critic_updates": 20}'
+)
+ZOO_TRPO_MUJOCO = (
+    'TRPO {} {{"num_envs": 2, "normalize": true, "n_steps": 1024, "batch_size": 128, '
+    '"cg_max_steps": 25, "cg_damping": 0.1, "n_critic_updates": 20, "learning_rate": 1e-3}}'
+)
 OURS = (  # rppo_lstm.py's hyperparameters
     'RecurrentPPO {} {{"num_envs": 8, "normalize": true, "n_steps": 128, '
     '"batch_size": 256, "n_epochs": 4, "ent_coef": 0.0, "learning_rate": 1e-3, "clip_range": 0.2, '
@@ -127,7 +135,14 @@ def mujoco(name: str) -> tuple[int, dict[str, str]]:
         "ablated": f"{lstm} --ablate-memory",
         "trpo": f"{TRPO} {env_id}",
         "sb3-ppo": f"peer {PPO_PAPER.format(env_id)}",
+        "sb3-contrib-trpo": f"peer {ZOO_TRPO_MUJOCO.format(env_id)}",
     }
+
+
+def atari(name: str) -> dict[str, str]:
+    gru = f"{ATARI} ALE/{name}-v5 --amp --learning-rate 1e-3"
+    ablated = f"{gru} --ablate-memory"
+    return {"gru": gru, "ablated": ablated, "frames": f"{ablated} --frame-stack 4"}
 
 
 # A task: its environment steps, and for each method the script, or a recipe's path, and flags.
@@ -205,6 +220,8 @@ TASKS: dict[str, tuple[int, dict[str, str]]] = {
     "popgym-repeat-first-easy": (500_000, popgym("RepeatFirstEasy")),
     "popgym-count-recall-easy": (5_000_000, popgym("CountRecallEasy")),
     "popgym-autoencode-easy": (5_000_000, popgym("AutoencodeEasy")),
+    "popgym-count-recall-easy-15m": (15_000_000, {"lstm": popgym("CountRecallEasy")["lstm"]}),
+    "popgym-autoencode-easy-15m": (15_000_000, {"lstm": popgym("AutoencodeEasy")["lstm"]}),
     "popgym-higher-lower-easy": (500_000, popgym("HigherLowerEasy")),
     "popgym-cartpole-easy": (500_000, popgym("PositionOnlyCartPoleEasy")),
     "popgym-multiarmed-bandit-easy": (500_000, popgym("MultiarmedBanditEasy")),
@@ -229,10 +246,16 @@ TASKS: dict[str, tuple[int, dict[str, str]]] = {
     "trpo-pendulum": (100_000, {"trpo": f"{TRPO} Pendulum-v1"}),
     "trpo-mountaincarcontinuous": (50_000, {"trpo": f"{TRPO} MountainCarContinuous-v0"}),
     "trpo-lunarlander": (200_000, {"trpo": f"{TRPO} LunarLander-v3"}),
-    "trpo-lunarlandercontinuous": (200_000, {"trpo": f"{TRPO} LunarLanderContinuous-v3"}),
+    "trpo-lunarlandercontinuous": (
+        200_000,
+        {
+            "trpo": f"{TRPO} LunarLanderContinuous-v3",
+            "sb3-contrib-trpo": f"peer {ZOO_TRPO_LANDER}",
+        },
+    ),
     **{name.lower(): mujoco(name) for name in ("HalfCheetah", "Hopper", "Walker2d", "Swimmer")},
-    "pong": (1_500_000, {"gru": f"{ATARI} ALE/Pong-v5 --amp --learning-rate 1e-3"}),
-    "breakout": (2_000_000, {"gru": f"{ATARI} ALE/Breakout-v5 --amp --learning-rate 1e-3"}),
+    "pong": (1_500_000, atari("Pong")),
+    "breakout": (2_000_000, atari("Breakout")),
 }
 FIELDS = (
     "task method script flags seed steps eval_mean eval_std eval_episodes return_100 wall_seconds "
