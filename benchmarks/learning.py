@@ -488,6 +488,12 @@ def run(task: str, method: str, seed: int, options: argparse.Namespace) -> str:
     return f"{name}: {row.get('error') or row['eval_mean']}"
 
 
+def seed_range(text: str) -> range:
+    """first:last, or one seed."""
+    first, _, last = text.partition(":")
+    return range(int(first), int(last or first) + 1)
+
+
 def main() -> None:
     if sys.argv[1:2] == ["--peer"]:
         return peer(*sys.argv[2:])
@@ -496,18 +502,23 @@ def main() -> None:
     )
     parser.add_argument("tasks", nargs="+", choices=TASKS, metavar="TASK", help=", ".join(TASKS))
     parser.add_argument("--methods", nargs="+", help="these only; default: all of a task")
-    parser.add_argument("--seeds", default="1:5", help="first:last (default 1:5)")
+    parser.add_argument(
+        "--seeds", type=seed_range, default="1:5", help="first:last, or one (default 1:5)"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time (default 1)")
     parser.add_argument("--results", type=Path, default=RESULTS, help="directory of the CSV files")
     parser.add_argument("--runs-dir", type=Path, default=ROOT / "runs" / "learning")
     options = parser.parse_args()
+    for method in set(options.methods or ()).difference(
+        *(TASKS[task][1] for task in options.tasks)
+    ):
+        parser.error(f"argument --methods: none of these tasks has {method!r}")
     options.runs_dir.mkdir(parents=True, exist_ok=True)
     options.learning, options.curves = (options.results / f for f in ("learning.csv", "curves.csv"))
     options.commit = commit()
-    first, last = map(int, options.seeds.split(":"))
     runs = [
         (task, method, seed)
-        for seed in range(first, last + 1)
+        for seed in options.seeds
         for task in options.tasks
         for method in TASKS[task][1]
         if method in (options.methods or TASKS[task][1])

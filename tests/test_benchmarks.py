@@ -129,6 +129,19 @@ def test_every_task_is_a_command(monkeypatch):
     assert parsed > 30
 
 
+@pytest.mark.parametrize("text, seeds", [("3", [3]), ("1:5", [1, 2, 3, 4, 5])])
+def test_seeds_are_one_or_a_range(text, seeds):
+    assert list(learning.seed_range(text)) == seeds
+
+
+@pytest.mark.parametrize("flags", ["--seeds one", "--methods lstn"])
+def test_a_wrong_flag_is_one_line(flags, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["learning.py", "cartpole", *flags.split()])
+    with pytest.raises(SystemExit, match="2"):
+        learning.main()
+    assert flags.split()[1] in capsys.readouterr().err.splitlines()[-1]
+
+
 def test_the_words_before_the_flags_go_along_when_a_run_goes_on():
     assert learning.names("rppo_continuous --env-id Pendulum-v1") == ["rppo_continuous"]
     assert learning.names("--env-id CartPole-v1 --mask-velocity") == learning.names("") == []
