@@ -106,9 +106,9 @@ class ResetLSTM(nn.Module):
 
     Its definition is a loop: state = cell(x[t], state), then state = 0 if final[t]. A fused call
     cannot stop for that. But no loss reads the output of a final step, so on replay that step can
-    *be* the reset: its input becomes (0, ..., 0, -1e4), and the last feature's weights are fixed: 1
-    to the input and forget gates, else 0. sigmoid(-1e4) is exactly 0 in floating point, so that
-    c = f c + i g = 0 and h = o tanh(c) = 0, and no gradient passes.
+    *be* the reset. x gets one more feature, with fixed weights: 1 to the input and forget gates,
+    else 0. It is 0, but on final steps x is (0, ..., 0, -1e4). sigmoid(-1e4) is exactly 0
+    in floating point, so c = f c + i g = 0 and h = o tanh(c) = 0, and no gradient passes.
     """
 
     def __init__(self, input_size: int, hidden_size: int):
@@ -193,8 +193,8 @@ class Agent(nn.Module):
         return -torch.empty(*shape, *self.shape).exponential_().log()
 
     def act(self, h: Tensor, noise) -> Tensor:
-        """The policy's h (N, F), noise of sample_noise -> actions (N, K), not clipped yet. A logit
-        plus Gumbel's noise is the largest with exactly the probability of its choice."""
+        """The policy's h (N, F), noise of sample_noise -> actions (N, K), not clipped yet. Of
+        all logits plus Gumbel noise, that of choice a is the largest with probability p_a."""
         x = self.actor(h)
         return x + noise if self.box else (x.unflatten(-1, self.shape) + noise).argmax(-1)
 

@@ -121,9 +121,9 @@ class ResetLSTM(nn.Module):
 
     Its definition is a loop: state = cell(x[t], state), then state = 0 if final[t]. A fused call
     cannot stop for that. But no loss reads the output of a final step, so on replay that step can
-    *be* the reset: its input becomes (0, ..., 0, -1e4), and the last feature's weights are fixed: 1
-    to the input and forget gates, else 0. sigmoid(-1e4) is exactly 0 in floating point, so that
-    c = f c + i g = 0 and h = o tanh(c) = 0, and no gradient passes.
+    *be* the reset. x gets one more feature, with fixed weights: 1 to the input and forget gates,
+    else 0. It is 0, but on final steps x is (0, ..., 0, -1e4). sigmoid(-1e4) is exactly 0
+    in floating point, so c = f c + i g = 0 and h = o tanh(c) = 0, and no gradient passes.
     """
 
     def __init__(self, input_size: int, hidden_size: int):
@@ -193,7 +193,7 @@ class Agent(nn.Module):
     def policy(self, h: Tensor) -> Independent:
         """The LSTM's h (..., H) -> the distribution of actions (..., K), which `act` samples."""
         std = self.log_std.exp()
-        if self.args.use_sde:  # that of h @ noise; detached: only the mean trains the LSTM
+        if self.args.use_sde:  # that of h @ noise, which sends no gradient to the LSTM
             std = (h.detach() ** 2 @ std**2 + 1e-6).sqrt()
         return Independent(Normal(self.actor(h), std, validate_args=False), 1, validate_args=False)
 

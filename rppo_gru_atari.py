@@ -2,7 +2,7 @@
 # requires-python = ">=3.10"
 # dependencies = ["torch>=2.9", "gymnasium[other]>=1.2", "ale-py", "tyro", "tensorboard", "tqdm"]
 # ///
-"""Recurrent PPO with a GRU on Atari games, in any number of processes.
+"""Recurrent PPO with a GRU on Atari games, in one process or several.
 
     python rppo_gru_atari.py --env-id ALE/Breakout-v5  # train
     torchrun --nproc-per-node 2 rppo_gru_atari.py      # train in two processes
@@ -105,10 +105,10 @@ class ResetGRU(nn.Module):
 
     Its definition is a loop: state = cell(x[t], state), then state = 0 if final[t]. A fused call
     cannot stop for that. But no loss reads the output of a final step, so on replay that step can
-    *be* the reset. Its input becomes (0, ..., 0, 0, -1e4): the last but one feature, else 1, has
-    the input's biases for weights; the last one's are fixed: 1 to the gates r and z, else 0.
-    sigmoid(-1e4) is exactly 0 in floating point, so that n = tanh(0 + r (...)) = 0 and
-    h' = (1 - z) n + z h = 0, and no gradient passes. GRU: Cho et al. 2014, arXiv:1406.1078.
+    *be* the reset. x gets two more features. The first is 1; its weights are the input's biases.
+    The second is 0, with fixed weights: 1 to the gates r and z, else 0. But on final steps x is
+    (0, ..., 0, 0, -1e4). sigmoid(-1e4) is exactly 0 in floating point, so n = tanh(0 + 0 (...)) = 0
+    and h' = (1 - 0) n + 0 h = 0, and no gradient passes. GRU: Cho et al. 2014, arXiv:1406.1078.
     """
 
     def __init__(self, input_size: int, hidden_size: int):
@@ -217,8 +217,8 @@ class Agent(nn.Module):
 
 
 def sample(logp: Tensor) -> Tensor:
-    """Log-probabilities (..., K, A) -> choices (..., K). The largest p / Exp(1) is that of a choice
-    with probability p. Noise comes from the CPU's generator, whose state agent.pt holds."""
+    """Log-probabilities (..., K, A) -> choices (..., K). If E_a ~ Exp(1), p_a / E_a is the largest
+    with probability p_a. Noise comes from the CPU's generator, whose state agent.pt holds."""
     return (logp.exp() / torch.empty(logp.shape).exponential_().to(logp.device)).argmax(-1)
 
 

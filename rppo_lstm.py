@@ -100,9 +100,9 @@ class ResetLSTM(nn.Module):
 
     Its definition is a loop: state = cell(x[t], state), then state = 0 if final[t]. A fused call
     cannot stop for that. But no loss reads the output of a final step, so on replay that step can
-    *be* the reset: its input becomes (0, ..., 0, -1e4), and the last feature's weights are fixed: 1
-    to the input and forget gates, else 0. sigmoid(-1e4) is exactly 0 in floating point, so that
-    c = f c + i g = 0 and h = o tanh(c) = 0, and no gradient passes.
+    *be* the reset. x gets one more feature, with fixed weights: 1 to the input and forget gates,
+    else 0. It is 0, but on final steps x is (0, ..., 0, -1e4). sigmoid(-1e4) is exactly 0
+    in floating point, so c = f c + i g = 0 and h = o tanh(c) = 0, and no gradient passes.
     """
 
     def __init__(self, input_size: int, hidden_size: int):
@@ -197,8 +197,8 @@ class Agent(nn.Module):
 
 
 def sample(logp: Tensor) -> Tensor:
-    """Log-probabilities (..., K, A) -> choices (..., K). The largest p / Exp(1) is that of a choice
-    with probability p. Noise comes from the CPU's generator, whose state agent.pt holds."""
+    """Log-probabilities (..., K, A) -> choices (..., K). If E_a ~ Exp(1), p_a / E_a is the largest
+    with probability p_a. Noise comes from the CPU's generator, whose state agent.pt holds."""
     return (logp.exp() / torch.empty(logp.shape).exponential_().to(logp.device)).argmax(-1)
 
 

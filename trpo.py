@@ -8,7 +8,7 @@
     python trpo.py --play runs/RUN          # watch the agent
 
 TRPO: Schulman et al. 2015, arXiv:1502.05477. GAE: Schulman et al. 2016, arXiv:1506.02438. Defaults
-are sb3-contrib's, but the KL divergence is, as in the paper, summed over an action's components.
+are sb3-contrib's, but observations and rewards are normalised, and KL is a sum over components.
 
 A rollout is T time steps of N environments; its arrays are (T, N, ...). When an episode ends,
 Gymnasium's vector environments return its last observation as a time step of its own:
@@ -115,9 +115,9 @@ class ResetLSTM(nn.Module):
 
     Its definition is a loop: state = cell(x[t], state), then state = 0 if final[t]. A fused call
     cannot stop for that. But no loss reads the output of a final step, so on replay that step can
-    *be* the reset: its input becomes (0, ..., 0, -1e4), and the last feature's weights are fixed: 1
-    to the input and forget gates, else 0. sigmoid(-1e4) is exactly 0 in floating point, so that
-    c = f c + i g = 0 and h = o tanh(c) = 0, and no gradient passes.
+    *be* the reset. x gets one more feature, with fixed weights: 1 to the input and forget gates,
+    else 0. It is 0, but on final steps x is (0, ..., 0, -1e4). sigmoid(-1e4) is exactly 0
+    in floating point, so c = f c + i g = 0 and h = o tanh(c) = 0, and no gradient passes.
     """
 
     def __init__(self, input_size: int, hidden_size: int):
@@ -205,8 +205,8 @@ class Agent(nn.Module):
         return -torch.empty(*shape, *self.shape).exponential_().log().to(self.actor.weight.device)
 
     def act(self, h: Tensor, noise) -> Tensor:
-        """The policy's h (N, H), noise of sample_noise -> actions (N, K), not clipped yet. A logit
-        plus Gumbel's noise is the largest with exactly the probability of its choice."""
+        """The policy's h (N, H), noise of sample_noise -> actions (N, K), not clipped yet. Of
+        all logits plus Gumbel noise, that of choice a is the largest with probability p_a."""
         x = self.actor(h)
         return x + noise if self.box else (x.unflatten(-1, self.shape) + noise).argmax(-1)
 
@@ -341,8 +341,8 @@ def line_search(agent: Agent, args: Args, old, rollout, actions, advantages, ste
 
 
 def trpo_step(agent: Agent, args: Args, rollout, actions: Tensor, advantages: Tensor) -> list:
-    """Moves the policy along s = F^-1 g, where g is the surrogate's gradient, as far as the trust
-    region s' F s / 2 = target_kl and then the line search allow (appendix C). rollout is what
+    """Moves the policy along F^-1 g, where g is the surrogate's gradient, as far as the trust
+    region step' F step / 2 = target_kl and then the line search allow (appendix C). rollout is what
     Agent.forward takes; actions (M, K), advantages (M,) -> figures of LOSSES."""
     parameters, few = agent.policy_parameters, (*rollout, args.sub_sampling_factor)
     with torch.no_grad():
