@@ -469,7 +469,7 @@ def fill(markdown: str) -> str:
             raise BuildError(f"there is no {{{{ {kind} }}}}")
         return KINDS[kind](rest.strip())
 
-    markdown = re.sub(r"\{\{ (.+?) \}\}", replace, markdown)
+    markdown = re.sub(r"(?s)\{\{ (.+?) \}\}", replace, markdown)
     # A flag and its value are not broken in two.
     flag = r"(?<!`)`--[\w-]+(?: \w+)?`(?![`{])"
     markdown = re.sub(flag, r"\g<0>{.flag}", markdown)
