@@ -121,6 +121,7 @@ def popgym(name: str) -> dict[str, str]:
         "ablated": f"rppo_lstm.py {flags} --ablate-memory",
         "frames": f"{FRAMES} {flags}",
         "lstm, previous action": f"docs/recipes/previous_action.py {flags}",
+        "lstm, chrono": f"docs/recipes/long_memory.py {flags}",
         "sb3-contrib": f"peer {OURS.format(flags.split()[1])}",
     }
 

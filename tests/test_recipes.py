@@ -309,6 +309,31 @@ def test_car_racing_runs(run_script, tmp_path):
     assert not saved["args"]["norm_obs"]
 
 
+def test_long_memory_lets_gradients_through_dozens_of_steps(recipe):
+    """The gradient of the cell with respect to that of 32 steps before, on average over units."""
+    script = MODULES["rppo_lstm"]
+    plain, long = script.ResetLSTM, recipe("long_memory").LongLSTM
+    assert script.ResetLSTM is long
+
+    def gradient(memory):
+        start = torch.zeros(2, 1, 128, requires_grad=True)
+        state = start
+        for x in torch.randn(32, 1, 64).tanh():
+            state = memory.step(x, state)
+        return torch.autograd.grad(state[1].sum(), start)[0][1].abs().mean().item()
+
+    for seed in range(3):
+        torch.manual_seed(seed)
+        assert gradient(plain(64, 128)) < 1e-6
+        memory = long(64, 128)
+        assert 0.4 < gradient(memory) < 0.7
+        input_gate, forget_gate, *others = memory.cell.bias_ih.detach().chunk(4)
+        assert torch.equal(input_gate, -forget_gate) and not torch.stack(others).any()
+        steps = forget_gate.exp()
+        assert 1 <= steps.min() < 8 and 120 < steps.max() <= 127
+        assert steps.mean() == pytest.approx(64, abs=12)
+
+
 @pytest.mark.parametrize("kinds", ["LL", "LG", "GL", "GG"])
 def test_layers_are_the_loop_over_all(recipe, monkeypatch, kinds):
     module = recipe("stacked_lstm")

@@ -1,0 +1,35 @@
+"""An LSTM that remembers dozens of steps before it has learnt anything: chrono initialisation.
+
+    python docs/recipes/long_memory.py --env-id popgym:popgym-RepeatPreviousMedium-v0
+
+With biases of 0 a forget gate is half open: each step halves what the cell holds, and the gradient
+that flows back through it. Of 32 steps little gets through, 6e-8 on average, and nothing teaches
+the LSTM to keep what it saw so long ago. Here every unit draws a number of steps n, up to LONGEST,
+and begins with a forget gate of 1 - 1 / (n + 1): 0.5 gets through (Tallec & Ollivier 2018,
+arXiv:1804.11188). POPGym's tasks need pip install ".[popgym]".
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+import rppo_lstm
+
+LONGEST = 128  # steps; at least as many as the task asks to remember
+
+
+class LongLSTM(rppo_lstm.ResetLSTM):
+    def __init__(self, input_size, hidden_size):
+        super().__init__(input_size, hidden_size)
+        n = torch.empty(hidden_size).uniform_(1, LONGEST - 1)
+        input_gate, forget_gate, _, _ = self.cell.bias_ih.data.chunk(4)
+        forget_gate.copy_(n.log())  # sigmoid(log n) = 1 - 1 / (n + 1)
+        input_gate.copy_(-n.log())
+
+
+rppo_lstm.ResetLSTM = LongLSTM
+
+if __name__ == "__main__":
+    rppo_lstm.main()
