@@ -63,7 +63,7 @@ class Args:
     num_envs: int = 8  # parallel environments (N)
     num_steps: int = 128  # time steps of a rollout (T)
     seq_len: int = 0  # steps that gradients flow back through, a sequence (L); 0: T
-    num_minibatches: int = 4  # of an epoch, made of whole sequences
+    num_minibatches: int = 4  # in an epoch, of whole sequences
     update_epochs: int = 4  # passes over a rollout
     gamma: float = 0.99  # discount factor
     gae_lambda: float = 0.95  # lambda of generalised advantage estimation
@@ -87,7 +87,7 @@ class Args:
     target_kl: float = np.inf  # an update ends where the estimated KL exceeds 1.5 times this
 
     runs_dir: str = "runs"  # directory of the run directories
-    run_name: str | None = None  # its name; None: env_id__script__seed__time
+    run_name: str | None = None  # name; None: env_id__script__seed__time
     track: bool = False  # log to Weights & Biases, too
     eval_episodes: int = 10  # deterministic episodes after training, or of --play
     resume: str | None = None  # run directory to go on with; other flags override its own
@@ -434,7 +434,7 @@ def make_envs(args: Args, num_envs: int, render_mode: str | None = None):
         visible[VELOCITIES[name]] = 0.0
         envs = wrappers.TransformObservation(envs, lambda obs: obs * visible)
     space = envs.single_observation_space
-    check(space.is_np_flattenable, f"--env-id {args.env_id}: {space} is not a vector's")
+    check(space.is_np_flattenable, f"--env-id {args.env_id}: {space} has no fixed size")
     if space.shape != (spaces.flatdim(space),):
         envs = wrappers.FlattenObservation(envs)
     return wrappers.RecordEpisodeStatistics(envs)

@@ -83,7 +83,7 @@ class Args:
     batch_size: int = 128  # steps of its minibatches
 
     runs_dir: str = "runs"  # directory of the run directories
-    run_name: str | None = None  # its name; None: env_id__script__seed__time
+    run_name: str | None = None  # name; None: env_id__script__seed__time
     track: bool = False  # log to Weights & Biases, too
     eval_episodes: int = 10  # deterministic episodes after training, or of --play
     resume: str | None = None  # run directory to go on with; other flags override its own
@@ -493,7 +493,7 @@ def make_envs(args: Args, num_envs: int, render_mode: str | None = None):
         visible[VELOCITIES[name]] = 0.0
         envs = wrappers.TransformObservation(envs, lambda obs: obs * visible)
     space = envs.single_observation_space
-    check(space.is_np_flattenable, f"--env-id {args.env_id}: {space} is not a vector's")
+    check(space.is_np_flattenable, f"--env-id {args.env_id}: {space} has no fixed size")
     if space.shape != (spaces.flatdim(space),):
         envs = wrappers.FlattenObservation(envs)
     return wrappers.RecordEpisodeStatistics(envs)

@@ -331,9 +331,8 @@ def flags(script: str) -> str:
         following = lines[field.end_lineno].strip()
         help_text += following[1:] if following.startswith("# ") else ""
         name = ast.unparse(field.target).replace("_", "-")
-        rows.append(
-            f"| `--{name}` | `{ast.unparse(field.value)}` | {help_text.replace('|', chr(92) + '|')} |"
-        )
+        default = ast.unparse(field.value).strip("'").replace("np.inf", "inf")
+        rows.append(f"| `--{name}` | `{default}` | {help_text.replace('|', chr(92) + '|')} |")
     on = next(row for row in rows if "| `True` |" in row).split("`--")[1].split("`")[0]
     rows += ["", f"What is `True` is switched off with `--no-`, as in `--no-{on}`."]
     presets = re.search(r"^(ZOO.*?\n)?PRESETS.*?^}[^\n]*", "\n".join(lines), re.M | re.S)

@@ -212,7 +212,7 @@ def test_observations_are_vectors(script, observations):
 ], ids=lambda space: type(space).__name__)  # fmt: skip
 def test_what_is_no_vector_is_refused(script, space):
     module = MODULES[script]
-    with pytest.raises(module.ArgumentError, match="not a vector"):
+    with pytest.raises(module.ArgumentError, match="no fixed size"):
         module.make_envs(module.Args(env_id=toy(observation_space=space)), 2)
 
 

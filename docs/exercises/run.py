@@ -86,13 +86,15 @@ def compare(name: str, seed: int, out: Path | None, flags: list[str]) -> None:
         with tempfile.TemporaryDirectory() as folder:
             command = [sys.executable, __file__, change, *flags, "--seed", str(seed)]
             command += ["--runs-dir", folder, "--run-name", "run"]
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+            code = subprocess.run(command, stdout=subprocess.DEVNULL).returncode
+            if code:
+                sys.exit(code)
             result = json.loads(Path(folder, "run/result.json").read_text())
         evaluation = result["evaluation"]
         row |= {"eval_mean": f"{np.mean(evaluation):.1f}", "episodes": str(len(evaluation))}
         row |= {"return_100": f"{np.mean(result['returns']):.1f}", "commit": commit}
-        speed = f"{result['sps']:.0f} steps a second"
-        print(f"seed {seed}, {change}: return {row['eval_mean']}, {speed}", flush=True)
+        returns = f"return {row['eval_mean']}, of the last 100 in training {row['return_100']}"
+        print(f"seed {seed}, {change}: {returns}, {result['sps']:.0f} steps a second", flush=True)
         if out:
             new = not out.exists()
             with open(out, "a", newline="") as file:
@@ -140,7 +142,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options, flags = parser.parse_known_args(flags)
     if name not in {"unchanged", *EXERCISES, *(["all"] if options.seeds else [])}:
-        sys.exit(f"error: {name} is not one of unchanged, {', '.join(EXERCISES)}")
+        print(f"error: {name} is not one of unchanged, {', '.join(EXERCISES)}", file=sys.stderr)
+        sys.exit(2)
     if options.seeds:
         first, last = map(int, options.seeds.split(":"))
         for seed in range(first, last + 1):

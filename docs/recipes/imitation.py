@@ -3,8 +3,9 @@
     python docs/recipes/imitation.py record runs/EXPERT expert.npz --eval-episodes 20
     python docs/recipes/imitation.py expert.npz --env-id CartPole-v1  # and flags of ppo1_mpi.py
 
-The file has obs (M, n), actions, rewards, episode_starts (M, ...), episode_returns. Cloning goes 10
-times over 70 % of the steps. Measured 25,000 steps later, seeds 1 to 5: 500 four times, 498.
+EXPERT is a run of ppo1_mpi.py. The file has obs (M, n), actions, rewards, episode_starts (M, ...),
+episode_returns. Cloning goes 10 times over 70 % of the steps. Measured 25,000 steps later, seeds 1
+to 5: 500 four times, 498.
 """
 
 import sys
