@@ -8,7 +8,8 @@
     torchrun --nproc-per-node 2 rppo_gru_atari.py      # train in two processes
     python rppo_gru_atari.py --play runs/RUN           # watch the agent
 
-PPO: Schulman et al. 2017, arXiv:1707.06347. GAE: Schulman et al. 2016, arXiv:1506.02438.
+PPO: Schulman et al. 2017, arXiv:1707.06347. GAE: Schulman et al. 2016, arXiv:1506.02438. Each
+process plays its share of the environments; losses are means over the steps of all of them.
 
 A rollout is T time steps of N environments; its arrays are (T, N, ...). When an episode ends,
 Gymnasium's vector environments return its last observation as a time step of its own:
@@ -21,8 +22,6 @@ Gymnasium's vector environments return its last observation as a time step of it
 A final step counts in no loss. Its value, from the state that the GRU has there, bootstraps a
 truncated episode. Shapes: S sequences of L steps, B of them in a minibatch; C frames in an
 observation, F features, H hidden units; K = 1 component of an action, A choices.
-
-Each process plays its share of the environments. Losses are means over the steps of all of them.
 """
 
 import json
@@ -85,12 +84,12 @@ class Args:
     clip_coef: float = 0.1  # epsilon of the surrogate
     ent_coef: float = 0.01  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
-    max_grad_norm: float = 0.5  # the norm to which gradients are clipped
+    max_grad_norm: float = 0.5  # gradients are clipped to this norm
     target_kl: float = np.inf  # an update ends where the estimated KL exceeds 1.5 times this
 
-    runs_dir: str = "runs"  # directory of the run directories
+    runs_dir: str = "runs"  # directory of the runs
     run_name: str | None = None  # name; None: env_id__script__seed__time
-    track: bool = False  # log to Weights & Biases, too
+    track: bool = False  # log to Weights & Biases
     eval_episodes: int = 10  # deterministic episodes after training, or of --play
     resume: str | None = None  # run directory to go on with; other flags override its own
     play: str | None = None  # run directory whose agent to watch
@@ -389,12 +388,13 @@ def check(fine, message: str) -> None:
 def check_args(args: Args) -> None:
     """Raises ArgumentError for the first flag that cannot work."""
     for name, value in vars(args).items():
-        if type(value) in (int, float):
-            low = int(type(value) is int and name not in ("seed", "seq_len", "eval_episodes"))
+        if type(default := getattr(Args, name)) in (int, float):
+            low = int(type(default) is int and name not in ("seed", "seq_len", "eval_episodes"))
             high = 1 if name in ("gamma", "gae_lambda", "sticky_actions") else 10**9  # int32 seeds
-            fine = low <= value <= high or value == getattr(Args, name)
+            fine = low <= value <= high or value == default
             check(fine, f"--{name} {value}: must be from {low} to {high}")
-    L, M = args.seq_len or args.num_steps, args.num_minibatches
+            setattr(args, name, type(default)(value))  # 3e5 as an int
+    L, M = 1 if args.ablate_memory else args.seq_len or args.num_steps, args.num_minibatches
     check(args.num_steps % L == 0, f"--seq-len {L}: must divide --num-steps {args.num_steps}")
     check(args.num_envs % WORLD_SIZE == 0, f"--num-envs: {WORLD_SIZE} processes must divide it")
     S = args.num_envs // WORLD_SIZE * args.num_steps // L
@@ -438,7 +438,8 @@ def make_envs(args: Args, num_envs: int, render_mode: str | None = None):
 
 def to_env(choices: Tensor, space) -> np.ndarray:
     """Choices (N, K), counted from 0 -> actions as the environments take them."""
-    return choices.cpu().numpy().reshape(-1, *space.shape) + getattr(space, "start", 0)
+    array = choices.cpu().numpy().reshape(-1, *space.shape)
+    return array.astype(space.dtype) + getattr(space, "start", 0)
 
 
 class Run:
@@ -459,7 +460,7 @@ class Run:
             self.step, seconds = saved["step"], saved["seconds"]
             self.returns.extend(saved["returns"] if RANK == 0 else ())
             self.lengths.extend(saved["lengths"] if RANK == 0 else ())
-        if args.track and RANK == 0:  # before the SummaryWriter, which wandb patches
+        if args.track and RANK == 0:  # before SummaryWriter, which wandb patches
             try:
                 import wandb
 
@@ -476,14 +477,14 @@ class Run:
         args.resume = str(self.dir)  # main says how to go on
         self.bar = tqdm(total=args.total_timesteps, initial=self.step, unit="step", disable=RANK)
         self.began, self.logged = time.time() - seconds, time.time()
-        self.timed: list[tuple[int, float]] = []  # steps and seconds of each iteration
+        self.timed: list[tuple[int, float]] = []  # steps, seconds of iterations; the first is slow
         self.rng = gather(torch.get_rng_state())
         if RANK == 0:
             self.save()
 
     def log(self, steps: int, names: tuple[str, ...], losses: list[Tensor]) -> None:
-        """Ends an iteration of that many environment steps; losses has those of each minibatch."""
-        if not losses:  # nothing but final steps
+        """Ends an iteration of that many steps; losses has those of each minibatch."""
+        if not losses:  # only final steps
             return
         means = torch.stack(losses).mean(0)
         check_finite(f"after step {self.step}, {names}", means.numpy(force=True))
@@ -510,7 +511,7 @@ class Run:
             self.save()
 
     def save(self) -> None:
-        """Writes agent.pt so that it is always either the old file or the new one."""
+        """Writes agent.pt: a crash leaves the old one or the new one."""
         self.writer.flush()
         contents = {
             "script": SCRIPT, "args": vars(self.args), "agent": self.agent.state_dict(),
@@ -526,12 +527,12 @@ class Run:
         self.saved = time.time()
 
     def finish(self) -> None:
-        """Saves the trained agent, and evaluates it."""
+        """Saves the agent, and evaluates it."""
         self.save()
         self.bar.close()
         self.writer.close()
-        steps, seconds = np.sum(self.timed[1:] or self.timed or [(0, 1)], 0)  # the first is slower
-        evaluation = [*evaluate(self.agent, make_envs(self.args, 1), self.args)]
+        steps, seconds = np.sum(self.timed[1:] or [(self.step, self.logged - self.began)], 0)
+        evaluation = [*tqdm(evaluate(self.agent, make_envs(self.args, 1), self.args), "evaluation")]
         result = dict(global_step=self.step, seconds=self.logged - self.began, sps=steps / seconds,
                       returns=[*map(float, self.returns)], evaluation=evaluation)  # fmt: skip
         (self.dir / "result.json").write_text(json.dumps(result))
@@ -544,7 +545,7 @@ def load(run_dir, agent: Agent | None = None) -> dict:
     file = Path(run_dir, "agent.pt")
     try:
         with open(file, "rb") as opened:
-            check(zipfile.ZipFile(opened).testzip() is None, "it is damaged")  # flipped bits
+            check(zipfile.ZipFile(opened).testzip() is None, "it is damaged")
             opened.seek(0)
             saved = torch.load(opened, map_location="cpu", weights_only=True)
         check(saved["script"] == SCRIPT, f"{saved['script']}.py wrote it")
@@ -561,10 +562,9 @@ def load(run_dir, agent: Agent | None = None) -> dict:
 
 
 def evaluate(agent: Agent, envs, args: Args):
-    """Yields the returns of deterministic episodes in envs, which is one environment."""
+    """Yields the returns of deterministic episodes in envs, one environment."""
     for episode in range(args.eval_episodes):
-        obs, info = envs.reset(seed=args.seed + episode)
-        state, done = None, False
+        (obs, info), state, done = envs.reset(seed=args.seed + episode), None, False
         while not done:
             action, state = agent.predict(obs, info, state)
             obs, _, terminated, truncated, info = envs.step(action)
@@ -578,7 +578,7 @@ def play(args: Args) -> None:
     mode = "rgb_array" if args.capture_video else "human"
     make_envs(args, 1).close()  # checks env_id
     display = {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys() or sys.platform != "linux"
-    check(args.capture_video or display, "--play: no display here; --capture-video films the agent")
+    check(args.capture_video or display, "--play: no display; --capture-video films the agent")
     envs = make_envs(args, 1, mode)
     agent = Agent(envs, args)
     load(args.play, agent)
@@ -600,8 +600,8 @@ def parse_args() -> Args:
 
 
 def main() -> None:
-    """Exit code 2: an argument cannot be used. 1: an error, after its traceback. 130: Ctrl-C."""
-    args = Args()
+    """Exit codes: 2, a bad argument; 1, an error; 130, Ctrl-C."""
+    args, how = Args(), f"torchrun --nproc-per-node {WORLD_SIZE}" if WORLD_SIZE > 1 else "python"
     try:
         args = parse_args()
         play(args) if args.play else train(args)
@@ -612,7 +612,7 @@ def main() -> None:
         if isinstance(error, Exception):
             traceback.print_exc()
         if args.resume and not args.play:
-            print(f"\nto go on: python {sys.argv[0]} --resume {args.resume}", file=sys.stderr)
+            print(f"\nto go on: {how} {sys.argv[0]} --resume {args.resume}", file=sys.stderr)
         sys.exit(1 if isinstance(error, Exception) else 130)
 
 

@@ -82,9 +82,9 @@ class Args:
     n_critic_updates: int = 10  # the critic's passes over a rollout
     batch_size: int = 128  # steps of its minibatches
 
-    runs_dir: str = "runs"  # directory of the run directories
+    runs_dir: str = "runs"  # directory of the runs
     run_name: str | None = None  # name; None: env_id__script__seed__time
-    track: bool = False  # log to Weights & Biases, too
+    track: bool = False  # log to Weights & Biases
     eval_episodes: int = 10  # deterministic episodes after training, or of --play
     resume: str | None = None  # run directory to go on with; other flags override its own
     play: str | None = None  # run directory whose agent to watch
@@ -461,12 +461,13 @@ def check(fine, message: str) -> None:
 def check_args(args: Args) -> None:
     """Raises ArgumentError for the first flag that cannot work."""
     for name, value in vars(args).items():
-        if type(value) in (int, float):
-            low = int(type(value) is int and name not in ("seed", "eval_episodes"))
+        if type(default := getattr(Args, name)) in (int, float):
+            low = int(type(default) is int and name not in ("seed", "eval_episodes"))
             low = -20 if name == "log_std_init" else low
             high = 1 if name in ("gamma", "gae_lambda", "line_search_shrinking_factor") else 10**12
-            fine = low <= value <= high or value == getattr(Args, name)
+            fine = low <= value <= high or value == default
             check(fine, f"--{name} {value}: must be from {low} to {high}")
+            setattr(args, name, type(default)(value))  # 3e5 as an int
     check(not args.cuda or torch.cuda.is_available(), "--cuda: torch finds no GPU")
 
 
@@ -486,13 +487,12 @@ def make_envs(args: Args, num_envs: int, render_mode: str | None = None):
         raise ArgumentError(f"--env-id {args.env_id}: {error}") from error
     fine = envs.metadata.get("autoreset_mode") == gym.vector.AutoresetMode.NEXT_STEP
     check(fine, f"--env-id {args.env_id}: autoreset is not in NEXT_STEP mode")
+    space = envs.single_observation_space
     if args.mask_velocity:
         name = args.env_id.split("-")[0].removesuffix("Continuous")
         check(name in VELOCITIES, f"--mask-velocity: {name} is not one of {', '.join(VELOCITIES)}")
-        visible = np.ones(spaces.flatdim(envs.single_observation_space), np.float32)
-        visible[VELOCITIES[name]] = 0.0
-        envs = wrappers.TransformObservation(envs, lambda obs: obs * visible)
-    space = envs.single_observation_space
+        hidden = np.isin(np.arange(spaces.flatdim(space)), VELOCITIES[name])
+        envs = wrappers.TransformObservation(envs, lambda obs: np.where(hidden, 0, obs))
     check(space.is_np_flattenable, f"--env-id {args.env_id}: {space} has no fixed size")
     if space.shape != (spaces.flatdim(space),):
         envs = wrappers.FlattenObservation(envs)
@@ -517,7 +517,7 @@ def to_env(actions: Tensor, space) -> np.ndarray:
     array = actions.cpu().numpy().reshape(-1, *space.shape)
     if isinstance(space, spaces.Box):
         return array.clip(space.low, space.high).astype(space.dtype)
-    return array + getattr(space, "start", 0)
+    return array.astype(space.dtype) + getattr(space, "start", 0)
 
 
 class Run:
@@ -537,7 +537,7 @@ class Run:
             self.step, seconds = saved["step"], saved["seconds"]
             self.returns.extend(saved["returns"])
             self.lengths.extend(saved["lengths"])
-        if args.track:  # before the SummaryWriter, which wandb patches
+        if args.track:  # before SummaryWriter, which wandb patches
             try:
                 import wandb
 
@@ -553,12 +553,12 @@ class Run:
         args.resume = str(self.dir)  # main says how to go on
         self.bar = tqdm(total=args.total_timesteps, initial=self.step, unit="step")
         self.began, self.logged = time.time() - seconds, time.time()
-        self.timed: list[tuple[int, float]] = []  # steps and seconds of each iteration
+        self.timed: list[tuple[int, float]] = []  # steps, seconds of iterations; the first is slow
         self.save()
 
     def log(self, steps: int, names: tuple[str, ...], losses: list[Tensor]) -> None:
-        """Ends an iteration of that many environment steps; losses has those of each minibatch."""
-        if not losses:  # nothing but final steps
+        """Ends an iteration of that many steps; losses has those of each minibatch."""
+        if not losses:  # only final steps
             return
         means = torch.stack(losses).mean(0)
         check_finite(f"after step {self.step}, {names}", means.numpy(force=True))
@@ -578,7 +578,7 @@ class Run:
             self.save()
 
     def save(self) -> None:
-        """Writes agent.pt so that it is always either the old file or the new one."""
+        """Writes agent.pt: a crash leaves the old one or the new one."""
         self.writer.flush()
         contents = {
             "script": SCRIPT, "args": vars(self.args), "agent": self.agent.state_dict(),
@@ -594,12 +594,12 @@ class Run:
         self.saved = time.time()
 
     def finish(self) -> None:
-        """Saves the trained agent, and evaluates it."""
+        """Saves the agent, and evaluates it."""
         self.save()
         self.bar.close()
         self.writer.close()
-        steps, seconds = np.sum(self.timed[1:] or self.timed or [(0, 1)], 0)  # the first is slower
-        evaluation = [*evaluate(self.agent, make_envs(self.args, 1), self.args)]
+        steps, seconds = np.sum(self.timed[1:] or [(self.step, self.logged - self.began)], 0)
+        evaluation = [*tqdm(evaluate(self.agent, make_envs(self.args, 1), self.args), "evaluation")]
         result = dict(global_step=self.step, seconds=self.logged - self.began, sps=steps / seconds,
                       returns=[*map(float, self.returns)], evaluation=evaluation)  # fmt: skip
         (self.dir / "result.json").write_text(json.dumps(result))
@@ -612,7 +612,7 @@ def load(run_dir, agent: Agent | None = None) -> dict:
     file = Path(run_dir, "agent.pt")
     try:
         with open(file, "rb") as opened:
-            check(zipfile.ZipFile(opened).testzip() is None, "it is damaged")  # flipped bits
+            check(zipfile.ZipFile(opened).testzip() is None, "it is damaged")
             opened.seek(0)
             saved = torch.load(opened, map_location="cpu", weights_only=True)
         check(saved["script"] == SCRIPT, f"{saved['script']}.py wrote it")
@@ -629,10 +629,9 @@ def load(run_dir, agent: Agent | None = None) -> dict:
 
 
 def evaluate(agent: Agent, envs, args: Args):
-    """Yields the returns of deterministic episodes in envs, which is one environment."""
+    """Yields the returns of deterministic episodes in envs, one environment."""
     for episode in range(args.eval_episodes):
-        obs, info = envs.reset(seed=args.seed + episode)
-        state, done = None, False
+        (obs, info), state, done = envs.reset(seed=args.seed + episode), None, False
         while not done:
             action, state = agent.predict(obs, info, state)
             obs, _, terminated, truncated, info = envs.step(action)
@@ -648,7 +647,7 @@ def play(args: Args) -> None:
     modes = gym.make(args.env_id).metadata.get("render_modes", [])
     check(mode in modes, f"--play: {args.env_id} renders {modes}, not {mode}")
     display = {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys() or sys.platform != "linux"
-    check(args.capture_video or display, "--play: no display here; --capture-video films the agent")
+    check(args.capture_video or display, "--play: no display; --capture-video films the agent")
     envs = make_envs(args, 1, mode)
     agent = Agent(envs, args)
     load(args.play, agent)
@@ -670,7 +669,7 @@ def parse_args() -> Args:
 
 
 def main() -> None:
-    """Exit code 2: an argument cannot be used. 1: an error, after its traceback. 130: Ctrl-C."""
+    """Exit codes: 2, a bad argument; 1, an error; 130, Ctrl-C."""
     args = Args()
     try:
         args = parse_args()

@@ -218,6 +218,10 @@ TASKS: dict[str, tuple[int, dict[str, str]]] = {
     ),
     "popgym-repeat-previous-easy": (500_000, popgym("RepeatPreviousEasy")),
     "popgym-repeat-previous-medium": (2_000_000, popgym("RepeatPreviousMedium")),
+    "popgym-repeat-previous-medium-5m": (
+        5_000_000,
+        {name: popgym("RepeatPreviousMedium")[name] for name in ("lstm", "lstm, chrono")},
+    ),
     "popgym-repeat-first-easy": (500_000, popgym("RepeatFirstEasy")),
     "popgym-count-recall-easy": (5_000_000, popgym("CountRecallEasy")),
     "popgym-autoencode-easy": (5_000_000, popgym("AutoencodeEasy")),

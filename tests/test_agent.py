@@ -167,6 +167,23 @@ def test_predict_threads_the_state(script, actions, flags):
             assert np.array_equal((action - start).reshape(4, -1), choices)
 
 
+TYPED = [
+    spaces.Discrete(3, start=-1), spaces.Discrete(3, start=-1, dtype=np.int32),
+    spaces.MultiDiscrete([[2, 3]], dtype=np.int32), spaces.MultiBinary(2),
+    spaces.MultiDiscrete([2, 3], dtype=np.int8, start=[1, 2]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("script", [name for name in MODULES if name != "rppo_continuous"])
+@pytest.mark.parametrize("space", TYPED, ids=str)
+def test_actions_have_their_spaces_type(script, space):
+    """Environments that assert their action_space.contains(action) are content."""
+    choices = torch.ones(4, int(np.prod(space.shape)), dtype=torch.long)
+    actions = MODULES[script].to_env(choices, space)
+    assert len(actions) == 4 and all(space.contains(action) for action in actions)
+    assert (actions - getattr(space, "start", 0) == 1).all()
+
+
 @pytest.mark.parametrize("script", DISCRETE)
 @pytest.mark.parametrize("actions", ["discrete", "from -1", "multidiscrete"])
 def test_predict_obeys_masks(script, actions):

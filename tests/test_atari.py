@@ -432,6 +432,21 @@ def test_a_resumed_run_needs_as_many_processes(runs, monkeypatch):
         rppo.train(rppo.Args(**resumed))
 
 
+def test_main_says_with_how_many_processes_a_run_goes_on(monkeypatch, capsys):
+    def fail(args):
+        args.resume = "/runs/a"
+        raise ZeroDivisionError
+
+    for count, how in (1, "python"), (3, "torchrun --nproc-per-node 3"):
+        monkeypatch.setattr(rppo, "WORLD_SIZE", count)
+        monkeypatch.setattr(rppo, "train", fail)
+        monkeypatch.setattr(sys, "argv", ["rppo_gru_atari.py"])
+        with pytest.raises(SystemExit, match="1"):
+            rppo.main()
+        advice = capsys.readouterr().err.splitlines()[-1]
+        assert advice == f"to go on: {how} rppo_gru_atari.py --resume /runs/a"
+
+
 def test_target_kl_stops_both_together(tmp_path):
     """By the mean over both, though one would have stopped alone and the other not."""
     a, b = launch(tmp_path, 2, "kl", "--target-kl", "0.1", "--total-timesteps", "600")

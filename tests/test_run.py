@@ -334,6 +334,41 @@ def test_every_numeric_flag_has_a_range(script, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("script", RUNS)
+def test_numbers_become_what_their_flags_declare(script):
+    """In a program 1 stands for 1.0, 3e5 for an integer, a number of NumPy's for one of Python's."""
+    module = MODULES[script]
+    given = dict(
+        gamma=1, total_timesteps=3e5, num_steps=np.int64(64), learning_rate=np.float64(0.1)
+    )
+    args = module.Args(**given)
+    module.check_args(args)
+    for name, value in given.items():
+        number = getattr(args, name)
+        assert number == value and type(number) is type(getattr(module.Args, name))
+
+
+@pytest.mark.parametrize("script", ["rppo_lstm", "rppo_continuous", "ppo1_mpi"])
+def test_without_memory_a_sequence_is_a_step(script):
+    module = MODULES[script]
+    sizes = dict(num_envs=1, num_steps=128, seq_len=0, num_minibatches=8)
+    sizes |= {"memory": "lstm"} if script == "ppo1_mpi" else {}
+    with pytest.raises(module.ArgumentError, match="must divide the 1 sequences"):
+        module.check_args(module.Args(**sizes))
+    module.check_args(module.Args(**sizes, ablate_memory=True))
+
+
+@pytest.mark.parametrize("script", RUNS)
+def test_a_finished_run_is_only_evaluated_again(script, tmp_path):
+    flags = "--total-timesteps 300 --run-name a --eval-episodes 1"
+    before = trained(tmp_path, script, SHORT[script], flags)
+    code, out, err = main(tmp_path, script, "--resume runs/a --eval-episodes 2")
+    result = json.loads((tmp_path / "runs/a/result.json").read_text())
+    assert code == 0 and "evaluation: 2it" in err
+    assert len(result["evaluation"]) == 2 and result["global_step"] == before["step"] >= 300
+    assert result["sps"] == pytest.approx(result["global_step"] / result["seconds"])
+
+
 class Evil:
     def __reduce__(self):
         return os.system, ("touch evil",)
@@ -407,7 +442,7 @@ def test_play(script, tmp_path, monkeypatch):
     for name in "DISPLAY", "WAYLAND_DISPLAY":
         monkeypatch.delenv(name, raising=False)
     assert_refused(
-        main(tmp_path, script, "--play runs/a"), "no display here; --capture-video films the agent"
+        main(tmp_path, script, "--play runs/a"), "--play: no display; --capture-video films the agent"
     )
     for film, mode in ("", "human"), ("--capture-video", "rgb_array"):
         assert_refused(main(tmp_path, script, "--play runs/toy", film), f"renders [], not {mode}")

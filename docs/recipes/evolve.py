@@ -5,10 +5,9 @@
 
 MEMBERS runs, each with hyperparameters of its own, train for GENERATIONS of STEPS. After each, the
 worst quarter go on with the weights of one of the best and with its hyperparameters, each times 0.8
-or 1.2 (Jaderberg et al. 2017, arXiv:1711.09846). A generation is `rppo_lstm.py --resume`; one that
-is killed begins again. On several machines that share --runs-dir: `ray start`, then this. Measured
-with seeds 1 to 3: the members' mean return after 60,000 steps is 500, 478, 468, that of fixed draws
-437, 287, 218; after 100,000 steps 500, 500, 500, and 500, 384, 312. The best is 500 either way.
+or 1.2 (Jaderberg et al. 2017, arXiv:1711.09846). A generation that is killed begins again. On
+several machines that share --runs-dir: `ray start`, then this. Measured: the members' mean after
+60,000 steps is 500, 478, 468 (fixed 437, 287, 218), after 100,000 always 500 (500, 384, 312).
 """
 
 import json
@@ -57,6 +56,7 @@ def main(evolve: bool) -> None:
     pbt = PopulationBasedTraining("training_iteration", perturbation_interval=1, synch=True,
                                   hyperparam_mutations=draws, resample_probability=0)  # fmt: skip
     folder = Path(args.runs_dir, args.run_name or "evolve").resolve()
+    rppo_lstm.check(not folder.exists(), f"{folder} exists: another --run-name, please")
     tuner = tune.Tuner(
         tune.with_parameters(member, script=rppo_lstm.__file__, flags=sys.argv[1:]),
         param_space={**draws, "seed": tune.randint(0, 10**6)},

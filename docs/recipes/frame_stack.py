@@ -72,6 +72,6 @@ make_single_envs = script.make_envs
 script.make_envs, script.ResetLSTM = make_envs, Feedforward
 
 if __name__ == "__main__":
-    if not {"--resume", "--play"} & {*sys.argv}:
+    if not {"--resume", "--play"} & {flag.split("=")[0] for flag in sys.argv}:
         sys.argv[1:1] = ["--seq-len", "1"]
     script.main()

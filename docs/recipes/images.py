@@ -4,9 +4,8 @@
     python docs/recipes/images.py rppo_continuous --env-id CarRacing-v3  # pip install ".[box2d]"
 
 The scripts flatten an observation into one vector; this encoder takes it apart again. The CNN of
-Mnih et al. 2015 reads each image: uint8, channels last or first, 36 pixels a side at least; a
-linear layer its features and all other entries. The tests solve a Dict that needs both.
-"""
+Mnih et al. 2015 reads each image, uint8, channels last or first, 36 pixels a side at least; a
+linear layer all else. The tests solve a Dict that needs both."""
 
 import importlib
 import sys
@@ -74,6 +73,7 @@ if __name__ == "__main__":
         sys.exit(2)
     script = importlib.import_module(sys.argv[1])
     use(script)
-    statistics = sys.argv[1] == "rppo_continuous" and not {"--resume", "--play"} & {*sys.argv}
-    sys.argv[:2] = [" ".join(sys.argv[:2]), *["--no-norm-obs"] * statistics]  # pixels need none
+    old = {"--resume", "--play"} & {flag.split("=")[0] for flag in sys.argv}
+    plain = [] if old or sys.argv[1] == "rppo_lstm" else ["--no-norm-obs"]  # pixels need none
+    sys.argv[:2] = [" ".join(sys.argv[:2]), *plain]
     script.main()

@@ -4,8 +4,7 @@
     python docs/recipes/imitation.py expert.npz --env-id CartPole-v1  # and flags of ppo1_mpi.py
 
 EXPERT is a run of ppo1_mpi.py. The file has obs (M, n), actions, rewards, episode_starts (M, ...),
-episode_returns. Cloning goes 10 times over 70 % of the steps. Measured 25,000 steps later, seeds 1
-to 5: 500 four times, 498.
+episode_returns. Cloning: 10 passes over 70 % of the steps; 25,000 steps later 500, once 498.
 """
 
 import sys

@@ -7,6 +7,10 @@ that flows back through it. Of 32 steps little gets through, 6e-8 on average, an
 the LSTM to keep what it saw so long ago. Here every unit draws a number of steps n, up to LONGEST,
 and begins with a forget gate of 1 - 1 / (n + 1): 0.5 gets through (Tallec & Ollivier 2018,
 arXiv:1804.11188). POPGym's tasks need pip install ".[popgym]".
+
+Measured after 2M steps, seeds 1 to 3: -.37, -.34, -.35, and without -.51, -.50, -.50. On one tuning
+seed a constant bias of 3 did as well, and with --separate-critic or --ent-coef .01 nothing was
+learnt. It is no cure: on AutoencodeEasy one seed was behind after 1M steps, -.49 to -.42.
 """
 
 import sys

@@ -65,6 +65,6 @@ for size in 7, 9, 11, 13, 17:
 
 if __name__ == "__main__":
     rppo_lstm.ResetLSTM = LongLSTM
-    if not {"--resume", "--play"} & {*sys.argv}:
+    if not {"--resume", "--play"} & {flag.split("=")[0] for flag in sys.argv}:
         sys.argv[1:1] = ["--env-id", "MemoryS9-v0"]
     rppo_lstm.main()

@@ -57,6 +57,6 @@ gym.register("PocMemory-v0", PocMemory, max_episode_steps=128)
 rppo_lstm.PRESETS["PocMemory-v0", False] = dict(total_timesteps=61_000)
 
 if __name__ == "__main__":
-    if not {"--resume", "--play"} & {*sys.argv}:
+    if not {"--resume", "--play"} & {flag.split("=")[0] for flag in sys.argv}:
         sys.argv[1:1] = ["--env-id", "PocMemory-v0"]
     rppo_lstm.main()

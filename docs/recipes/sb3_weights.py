@@ -64,7 +64,7 @@ def convert(file: str, env_id: str, run_dir: str) -> None:
 
 if __name__ == "__main__":
     rppo_lstm.Agent = Sb3Agent
-    if {"--play", "--resume", "--help"} & {*sys.argv}:
+    if {"--play", "--resume", "--help"} & {flag.split("=")[0] for flag in sys.argv}:
         rppo_lstm.main()
     else:
         try:

@@ -70,7 +70,7 @@ MUTANTS = [
     (L, "flipped bits are not found", "zipfile.ZipFile(opened).testzip() is None", "True", FAULTS),
     (L, "nonsense args are taken", "same or getattr(Args, name) is None", "True", RUN),
     (L, "a NaN reward trains on", '        check_finite("rewards", rewards)\n', "", FAULTS),
-    (L, "no agent.pt before the first reset", "        self.timed: list[tuple[int, float]] = []  # steps and seconds of each iteration\n        self.save()\n", "        self.timed: list[tuple[int, float]] = []\n        self.saved = time.time()\n", RUN),
+    (L, "no agent.pt before the first reset", "        self.timed: list[tuple[int, float]] = []  # steps, seconds of iterations; the first is slow\n        self.save()\n", "        self.timed: list[tuple[int, float]] = []\n        self.saved = time.time()\n", RUN),
     (L, "TensorBoard keeps points after the saved step", ", purge_step=self.step + 1", "", RUN),
     (L, "another task may be resumed", "for name in FIXED if run_dir else ():", "for name in ():", RUN),
     (L, "velocities of the wrong entries", '"CartPole": [1, 3]', '"CartPole": [0, 2]', AGENT),
