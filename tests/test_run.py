@@ -442,7 +442,8 @@ def test_play(script, tmp_path, monkeypatch):
     for name in "DISPLAY", "WAYLAND_DISPLAY":
         monkeypatch.delenv(name, raising=False)
     assert_refused(
-        main(tmp_path, script, "--play runs/a"), "--play: no display; --capture-video films the agent"
+        main(tmp_path, script, "--play runs/a"),
+        "--play: no display; --capture-video films the agent",
     )
     for film, mode in ("", "human"), ("--capture-video", "rgb_array"):
         assert_refused(main(tmp_path, script, "--play runs/toy", film), f"renders [], not {mode}")
