@@ -450,8 +450,8 @@ def check_actions(space) -> None:
 
 def to_env(actions: Tensor, space) -> np.ndarray:
     """Actions (N, K) -> clipped to the bounds, as the environments take them."""
-    clipped = actions.cpu().numpy().reshape(-1, *space.shape).clip(space.low, space.high)
-    return clipped.astype(space.dtype)
+    array = actions.cpu().numpy().reshape(-1, *space.shape)
+    return array.clip(space.low, space.high).astype(space.dtype)
 
 
 class Run:

@@ -436,9 +436,9 @@ def make_envs(args: Args, num_envs: int, render_mode: str | None = None):
     return wrappers.RecordEpisodeStatistics(envs)
 
 
-def to_env(choices: Tensor, space) -> np.ndarray:
-    """Choices (N, K), counted from 0 -> actions as the environments take them."""
-    array = choices.cpu().numpy().reshape(-1, *space.shape)
+def to_env(actions: Tensor, space) -> np.ndarray:
+    """Actions (N, K), counted from 0 -> as the environments take them."""
+    array = actions.cpu().numpy().reshape(-1, *space.shape)
     return array.astype(space.dtype) + getattr(space, "start", 0)
 
 
