@@ -2,7 +2,7 @@
 
     python benchmarks/plot.py curves cartpole-masked --out docs/img/cartpole.svg
     python benchmarks/plot.py table cartpole cartpole-masked [--out table.md]
-    python benchmarks/plot.py readme  # README.md's table, and its pictures in docs/img
+    python benchmarks/plot.py readme  # README.md's tables, and its pictures in docs/img
 
 The first two give the interquartile mean over a task's seeds, which is the mean of the middle half, with a
 95 % bootstrap interval (Agarwal et al. 2021, arXiv:2108.13264, whose stratified bootstrap for one
@@ -51,21 +51,22 @@ PUBLISHED = {  # at as many steps, where nothing else is said
 }
 
 
-README = {  # what README's table shows: the agent with its memory, and what stands beside it
-    "cartpole-masked": "lstm",
-    "popgym-repeat-previous-easy": "lstm",
-    "popgym-repeat-first-easy": "lstm",
-    "poc-memory": "lstm",
-    "minigrid-memory-s9": "lstm",
-    "pendulum-masked": "lstm",
-    "mountaincarcontinuous-masked": "lstm",
-    "lunarlandercontinuous-masked": "lstm",
-    "halfcheetah": "lstm",
-    "pong": "gru",
-    "trpo-cartpole-masked": "trpo, lstm",
-    "walker2d": "trpo",
-    "ppo1-cartpole": "ppo1",
+README = {  # the rows of README's first table: task, its title, the method that is ours
+    "cartpole-masked": ("CartPole without velocities", "lstm"),
+    "pendulum-masked": ("Pendulum without velocities", "lstm"),
+    "mountaincarcontinuous-masked": ("MountainCarContinuous without velocities", "lstm"),
+    "lunarlandercontinuous-masked": ("LunarLanderContinuous without velocities", "lstm"),
+    "poc-memory": ("PocMemory", "lstm"),
+    "minigrid-memory-s9": ("MiniGrid MemoryS9", "lstm"),
+    "popgym-repeat-previous-easy": ("POPGym RepeatPreviousEasy", "lstm"),
+    "popgym-repeat-first-easy": ("POPGym RepeatFirstEasy", "lstm"),
+    "pong": ("Pong from single frames", "gru"),
+    "trpo-cartpole-masked": ("CartPole without velocities, trpo.py", "trpo, lstm"),
+    "ppo1-cartpole": ("CartPole, ppo1_mpi.py", "ppo1"),
+    "halfcheetah": ("HalfCheetah", "lstm"),
+    "walker2d": ("Walker2d, trpo.py", "trpo"),
 }
+BASELINES = ("sb3-contrib", "sb3-contrib-trpo", "sb3-trpo", "sb3-ppo")  # the first that ran
 
 
 def iqm(x: np.ndarray) -> np.ndarray:
@@ -115,8 +116,9 @@ def table(tasks: list[str], results: Path = RESULTS) -> str:
 
 
 def number(x: float, scores: np.ndarray) -> str:
-    """With three digits after the point where returns are near 1."""
-    return f"{x:.3f}" if abs(scores).max() < 5 else f"{x:.1f}"
+    """With three digits after the point where returns are near 1, none where they are thousands."""
+    largest = abs(scores).max()
+    return f"{x:.{3 if largest < 5 else 1 if largest < 1000 else 0}f}"
 
 
 def shown(scores: np.ndarray) -> str:
@@ -219,37 +221,31 @@ def compared() -> list[tuple[str, str, dict[str, str], dict[str, str]]]:
 
 
 def figures() -> str:
-    """README's table. Returns are interquartile means over seeds with 95 % intervals, speeds
-    medians; beside them the same script without memory, and the peer on the same work."""
-    lines = ["| script | measured | ours | without memory | other |", "|---|---|---|---|---|"]
-    runs: dict[str, dict[str, list[dict[str, str]]]] = {}
+    """README's two tables. Returns are interquartile means over seeds with 95 % intervals; beside
+    them the same script without memory and other agents. Speeds are medians, beside a peer's."""
+    lines = [
+        "| task, steps | ours | without memory | four frames | sb3, sb3-contrib | published |",
+        "|---|---|---|---|---|---|",
+    ]
+    runs: dict[str, dict[str, list[float]]] = {}
     for row in read(RESULTS / "learning.csv"):
         if not row["error"]:
-            runs.setdefault(row["task"], {}).setdefault(row["method"], []).append(row)
-    for task, ours in README.items():
-        methods = runs.get(task, {})
-        if ours not in methods:
-            continue
-        scores = {
-            m: np.array([float(row["eval_mean"]) for row in rows]) for m, rows in methods.items()
-        }
-        cells = {m: f"{shown(x)}, {len(x)} seed{'s' * (len(x) > 1)}" for m, x in scores.items()}
+            methods = runs.setdefault(row["task"], {})
+            methods.setdefault(row["method"], []).append(float(row["eval_mean"]))
+    for task, (title, ours) in README.items():
+        cells = {m: f"{shown(np.array(x))} ({len(x)})" for m, x in runs[task].items()}
         control = {"trpo": "", "trpo, lstm": "trpo"}.get(ours, "ablated")  # of the same script
-        labels = {"lstm": "", "ablated": ", ablated", "trpo": ""}  # behind a script's name
-        labels["lstm, sequences of 1"] = ", sequences of 1"
-        names = {m: methods[m][0]["script"] + labels[m] for m in labels if m in methods}
-        others = [m for m in methods if m not in (ours, control)]
-        beside = [f"{names.get(m, m)}: {cells[m]}" for m in others]
-        published = PUBLISHED.get((task, ours))
-        beside += [f"published: {published}"] if published else []
-        first = methods[ours][0]
-        measured = f"{task}: return after {int(first['steps']):,} steps"
-        row = first["script"], measured, cells[ours], cells.get(control, ""), "; ".join(beside)
-        lines.append(f"| {' | '.join(row)} |")
-    for script, work, row, peer in compared():
-        own, theirs = float(row["median"]), float(peer["median"])
-        other = f"{peer['system']}: {theirs:,.0f}; ours is {own / theirs:.1f} times as fast"
-        lines.append(f"| {script} | {work}: steps a second | {own:,.0f} | | {other} |")
+        baseline = next((name for name in BASELINES if name in cells), "")
+        others = [cells.get(name, "") for name in (control, "frames", baseline)]
+        row = f"{title}, {EngFormatter(sep='')(TASKS[task][0])}", cells[ours], *others
+        lines.append(f"| {' | '.join(row)} | {PUBLISHED.get((task, ours), '')} |")
+    lines += ["", "| script | work | steps a second | peer | ours / peer |"]
+    lines += ["|---|---|---|---|---|"]
+    for script, work, own, peer in compared():
+        ratio = float(own["median"]) / float(peer["median"])
+        theirs = f"{peer['system']}: {float(peer['median']):,.0f}"
+        speed = f"{float(own['median']):,.0f}"
+        lines.append(f"| {script} | {work} | {speed} | {theirs} | {ratio:.1f} |")
     return "\n".join(lines)
 
 
@@ -336,7 +332,7 @@ def digest() -> str:
 
 
 def readme() -> None:
-    """Writes README's table between its markers, and its picture for light and dark pages."""
+    """Writes README's tables between their markers, and its picture for light and dark pages."""
     for scheme, text in ("light", "#404040"), ("dark", "#d0d0d0"):
         overview(ROOT / f"docs/img/readme-{scheme}.svg", text)
     if speeds("scaling"):
