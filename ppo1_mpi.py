@@ -297,7 +297,7 @@ def train(args: Args) -> Agent:
     optimizer = torch.optim.Adam([weights], eps=1e-5, fused=True)
     run = Run(args, envs, agent, optimizer)
     comm.Bcast(weights.numpy())  # all begin with those of rank 0
-    # What the environments return is kept in NumPy arrays, what the agent computes in tensors.
+    # What environments return is in NumPy arrays, what the agent computes in tensors.
     tensor = torch.as_tensor
     obs = np.zeros((T + 1, N, spaces.flatdim(envs.single_observation_space)), np.float32)
     final = np.zeros((T + 1, N), bool)  # obs[t] is the last of its episode
@@ -595,7 +595,7 @@ def evaluate(agent: Agent, envs, args: Args):
 
 
 def play(args: Args) -> None:
-    """Shows, or films, deterministic episodes of a trained agent."""
+    """Shows or films deterministic episodes."""
     mode = "rgb_array" if args.capture_video else "human"
     make_envs(args, 1).close()  # checks env_id
     modes = gym.make(args.env_id).metadata.get("render_modes", [])
@@ -633,7 +633,7 @@ def main() -> None:
         args = parse_args()
         if rank == 0 or not args.play:
             play(args) if args.play else train(args)
-    except ArgumentError as error:
+    except (ArgumentError, gym.error.DependencyNotInstalled) as error:
         time.sleep(3 * (rank > 0))  # where all fail alike, rank 0 says so and ends the others
         print("error:", " ".join(str(error).split()), file=sys.stderr, flush=True)
         time.sleep(leave is not sys.exit)  # Abort ends mpiexec, too, which may not have shown it

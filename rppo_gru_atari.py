@@ -291,7 +291,7 @@ def train(args: Args) -> Agent:
     torch.manual_seed(args.seed + 10_000 * (1 + RANK))  # equal weights, then own noise
     optimizer = torch.optim.Adam(agent.parameters(), eps=1e-5, fused=True)
     run = Run(args, envs, agent, optimizer)
-    # What the environments return is kept in NumPy arrays, what the agent computes in tensors.
+    # What environments return is in NumPy arrays, what the agent computes in tensors.
     tensor = partial(torch.as_tensor, device=device)
     obs = np.zeros((T + 1, N, *envs.single_observation_space.shape), np.uint8)
     final = np.zeros((T + 1, N), bool)  # obs[t] is the last of its episode
@@ -574,7 +574,7 @@ def evaluate(agent: Agent, envs, args: Args):
 
 
 def play(args: Args) -> None:
-    """Shows, or films, deterministic episodes of a trained agent."""
+    """Shows or films deterministic episodes."""
     mode = "rgb_array" if args.capture_video else "human"
     make_envs(args, 1).close()  # checks env_id
     display = {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys() or sys.platform != "linux"
@@ -605,7 +605,7 @@ def main() -> None:
     try:
         args = parse_args()
         play(args) if args.play else train(args)
-    except ArgumentError as error:
+    except (ArgumentError, gym.error.DependencyNotInstalled) as error:
         print("error:", " ".join(str(error).split()), file=sys.stderr)
         sys.exit(2)
     except (Exception, KeyboardInterrupt) as error:

@@ -447,6 +447,11 @@ def test_play(script, tmp_path, monkeypatch):
     )
     for film, mode in ("", "human"), ("--capture-video", "rgb_array"):
         assert_refused(main(tmp_path, script, "--play runs/toy", film), f"renders [], not {mode}")
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "moviepy", None)
+        assert_refused(
+            main(tmp_path, script, "--play runs/a --capture-video"), "MoviePy is not installed"
+        )
     pytest.importorskip("moviepy")
     code, out, err = main(tmp_path, script, "--play runs/a --capture-video")
     evaluation = json.loads((tmp_path / "runs/a/result.json").read_text())["evaluation"]
