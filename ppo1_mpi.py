@@ -94,7 +94,7 @@ class Args:
 PRESETS: dict[tuple[str, bool], dict] = {  # better defaults for a task: (env_id, mask_velocity)
     ("CartPole-v1", False): dict(total_timesteps=25_000, norm_obs=False, update_epochs=10),
     ("CartPole-v1", True): dict(total_timesteps=300_000, memory="lstm", num_steps=4096, seq_len=32,
-        num_minibatches=8, update_epochs=10, gamma=0.995, learning_rate=5e-4),
+        num_minibatches=8, update_epochs=10, gamma=0.995),
 }  # fmt: skip
 FIXED = ("env_id", "mask_velocity", "encoder_size", "memory", "hidden_size", "ablate_memory",
          "norm_obs")  # fmt: skip
