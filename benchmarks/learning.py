@@ -96,6 +96,12 @@ OURS = (  # rppo_lstm.py's hyperparameters
     '"linear": ["learning_rate"], "policy_kwargs": {{"lstm_hidden_size": 128, '
     '"net_arch": {{"pi": [64], "vf": [64]}}}}}}'
 )
+OURS_MINIGRID = (  # minigrid_memory.py's
+    'RecurrentPPO minigrid_memory:MemoryS9-v0 {"num_envs": 16, "normalize": "rewards", '
+    '"n_steps": 128, "batch_size": 256, "n_epochs": 4, "ent_coef": 0.03, "learning_rate": 1e-3, '
+    '"clip_range": 0.2, "linear": ["learning_rate"], "policy_kwargs": {"lstm_hidden_size": 128, '
+    '"net_arch": {"pi": [64], "vf": [64]}}}'
+)
 # What people ask of a recurrent agent: flags, and the changes of docs/exercises.
 ABLATIONS = {
     "unchanged": "unchanged",
@@ -210,6 +216,7 @@ TASKS: dict[str, tuple[int, dict[str, str]]] = {
             "ablated": "docs/recipes/minigrid_memory.py --ablate-memory",
             "frames": f"{FRAMES} --env-id minigrid_memory:MemoryS9-v0 --num-envs 16 "
             "--num-minibatches 8 --learning-rate 1e-3 --ent-coef 0.03",
+            "sb3-contrib": f"peer {OURS_MINIGRID}",
         },
     ),
     "minigrid-memory-s13": (
@@ -218,10 +225,13 @@ TASKS: dict[str, tuple[int, dict[str, str]]] = {
     ),
     "popgym-repeat-previous-easy": (500_000, popgym("RepeatPreviousEasy")),
     "popgym-repeat-previous-medium": (2_000_000, popgym("RepeatPreviousMedium")),
-    "popgym-repeat-previous-medium-5m": (
-        5_000_000,
-        {name: popgym("RepeatPreviousMedium")[name] for name in ("lstm", "lstm, chrono")},
-    ),
+    **{
+        f"popgym-repeat-previous-medium-{millions}m": (
+            millions * 1_000_000,
+            {name: popgym("RepeatPreviousMedium")[name] for name in ("lstm", "lstm, chrono")},
+        )
+        for millions in (5, 15)
+    },
     "popgym-repeat-first-easy": (500_000, popgym("RepeatFirstEasy")),
     "popgym-count-recall-easy": (5_000_000, popgym("CountRecallEasy")),
     "popgym-autoencode-easy": (5_000_000, popgym("AutoencodeEasy")),
@@ -330,8 +340,8 @@ def curve(run_dir: Path) -> list[tuple[int, float]]:
 def peer(algorithm: str, env_id: str, settings: str, steps: str, seed: str, run_dir: str) -> None:
     """stable-baselines3's or sb3-contrib's algorithm, trained and evaluated into result.json.
     settings (JSON) are its constructor's, and num_envs, normalize (running statistics of rewards
-    and of real-valued observations), linear (what falls to 0), visible (the components that are not
-    masked) and activation (a class of torch.nn)."""
+    and, unless it is "rewards", of real-valued observations), linear (what falls to 0), visible
+    (the components that are not masked) and activation (a class of torch.nn)."""
     import gymnasium as gym
     import sb3_contrib
     import stable_baselines3
@@ -342,7 +352,7 @@ def peer(algorithm: str, env_id: str, settings: str, steps: str, seed: str, run_
     from stable_baselines3.common.vec_env import VecNormalize
 
     torch.set_num_threads(1)
-    sys.path.append(str(ROOT / "docs" / "recipes"))  # PocMemory's module
+    sys.path.append(str(ROOT / "docs" / "recipes"))  # the recipes' environments
     kwargs = json.loads(settings)
     names = ("num_envs", "normalize", "linear", "visible", "activation")
     num_envs, normalize, linear, visible, activation = (kwargs.pop(name, None) for name in names)
@@ -357,7 +367,7 @@ def peer(algorithm: str, env_id: str, settings: str, steps: str, seed: str, run_
 
     envs = make(num_envs or 1, int(seed))
     if normalize:
-        real = isinstance(envs.observation_space, gym.spaces.Box)
+        real = normalize != "rewards" and isinstance(envs.observation_space, gym.spaces.Box)
         envs = VecNormalize(envs, norm_obs=real, gamma=kwargs.get("gamma", 0.99))
     for name in linear or ():
         kwargs[name] = lambda remaining, first=kwargs[name]: remaining * first
