@@ -8,10 +8,11 @@ the LSTM to keep what it saw so long ago. Here every unit draws a number of step
 and begins with a forget gate of 1 - 1 / (n + 1): 0.5 gets through (Tallec & Ollivier 2018,
 arXiv:1804.11188). POPGym's tasks need pip install ".[popgym]".
 
-It shortens the wait: learning begins after .5M steps, without it after 2M. Returns at 2M, seeds 1
-to 3: -.37, -.34, -.35, and without -.51, -.50, -.50; at 5M, seeds 1 and 2: -.30, -.29, and without,
-seed 1: -.31. On one tuning seed a constant bias of 3 did as well, and with --separate-critic or
---ent-coef .01 nothing was learnt. On AutoencodeEasy one seed was behind at 1M steps, -.49 to -.42.
+It shortens the wait: learning begins after .5M steps, without it after 2M or later. Returns of
+seeds 1 to 3 at 2M: -.37, -.34, -.35, and without -.51, -.50, -.50; at 5M: -.30, -.29, -.25, and
+without -.31, -.50, -.31. On one tuning seed a constant bias of 3 did as well, and with
+--separate-critic or --ent-coef .01 nothing was learnt. On AutoencodeEasy one seed was behind at 1M
+steps, -.49 to -.42.
 """
 
 import sys
