@@ -153,7 +153,7 @@ class Agent(nn.Module):
         self.args, self.action_space = args, envs.single_action_space
         self.box = isinstance(self.action_space, spaces.Box)
         choices = num_choices(self.action_space)
-        self.shape = K, A = len(choices), max(choices)  # of an action's logits
+        self.shape = K, A = len(choices), int(max(choices))  # of an action's logits
         inputs = spaces.flatdim(envs.single_observation_space)
         E, H = args.encoder_size, args.hidden_size
         self.encoder = nn.Sequential(linear(inputs, E), nn.Tanh(), linear(E, E), nn.Tanh())
@@ -376,6 +376,7 @@ def train(args: Args) -> Agent:
 
     envs.close()
     run.finish()
+    args.resume = None  # train(args) begins anew
     return agent
 
 
@@ -565,10 +566,9 @@ def load(run_dir, agent: Agent | None = None) -> dict:
     """Reads a run's agent.pt, running no code in it, and gives its weights to the agent."""
     file = Path(run_dir, "agent.pt")
     try:
-        with open(file, "rb") as opened:
-            check(zipfile.ZipFile(opened).testzip() is None, "it is damaged")
-            opened.seek(0)
-            saved = torch.load(opened, map_location="cpu", weights_only=True)
+        with zipfile.ZipFile(file) as opened:
+            check(opened.testzip() is None, "it is damaged")
+        saved = torch.load(file, map_location="cpu", weights_only=True)
         check(saved["script"] == SCRIPT, f"{saved['script']}.py wrote it")
         for name, value in vars(Args(**saved["args"])).items():
             same = type(saved["args"][name]) is type(getattr(Args, name))
@@ -642,7 +642,7 @@ def main() -> None:
         time.sleep(3 * (rank > 0))
         if isinstance(error, Exception):
             traceback.print_exc()
-        if args.resume:
+        if args.resume and not args.play:
             print(f"to go on: {python} {sys.argv[0]} --resume {args.resume}", file=sys.stderr)
         time.sleep(leave is not sys.exit)
         leave(1 if isinstance(error, Exception) else 130)

@@ -382,6 +382,7 @@ def train(args: Args) -> Agent:
 
     envs.close()
     run.finish()
+    args.resume = None  # train(args) begins anew
     return agent
 
 
@@ -545,10 +546,9 @@ def load(run_dir, agent: Agent | None = None) -> dict:
     """Reads a run's agent.pt, running no code in it, and gives its weights to the agent."""
     file = Path(run_dir, "agent.pt")
     try:
-        with open(file, "rb") as opened:
-            check(zipfile.ZipFile(opened).testzip() is None, "it is damaged")
-            opened.seek(0)
-            saved = torch.load(opened, map_location="cpu", weights_only=True)
+        with zipfile.ZipFile(file) as opened:
+            check(opened.testzip() is None, "it is damaged")
+        saved = torch.load(file, map_location="cpu", weights_only=True)
         check(saved["script"] == SCRIPT, f"{saved['script']}.py wrote it")
         for name, value in vars(Args(**saved["args"])).items():
             same = type(saved["args"][name]) is type(getattr(Args, name))

@@ -161,7 +161,7 @@ class Agent(nn.Module):
         self.args, self.action_space = args, envs.single_action_space
         self.box = isinstance(self.action_space, spaces.Box)
         choices = num_choices(self.action_space)
-        self.shape = K, A = len(choices), max(choices)  # of an action's logits
+        self.shape = K, A = len(choices), int(max(choices))  # of an action's logits
         inputs = spaces.flatdim(envs.single_observation_space)
         E, H = args.encoder_size, args.hidden_size if args.memory == "lstm" else 0
         self.encoder = nn.Sequential(linear(inputs, E), nn.Tanh(), linear(E, E), nn.Tanh())
@@ -445,6 +445,7 @@ def train(args: Args) -> Agent:
 
     envs.close()
     run.finish()
+    args.resume = None  # train(args) begins anew
     return agent
 
 
@@ -611,10 +612,9 @@ def load(run_dir, agent: Agent | None = None) -> dict:
     """Reads a run's agent.pt, running no code in it, and gives its weights to the agent."""
     file = Path(run_dir, "agent.pt")
     try:
-        with open(file, "rb") as opened:
-            check(zipfile.ZipFile(opened).testzip() is None, "it is damaged")
-            opened.seek(0)
-            saved = torch.load(opened, map_location="cpu", weights_only=True)
+        with zipfile.ZipFile(file) as opened:
+            check(opened.testzip() is None, "it is damaged")
+        saved = torch.load(file, map_location="cpu", weights_only=True)
         check(saved["script"] == SCRIPT, f"{saved['script']}.py wrote it")
         for name, value in vars(Args(**saved["args"])).items():
             same = type(saved["args"][name]) is type(getattr(Args, name))

@@ -184,6 +184,16 @@ def test_actions_have_their_spaces_type(script, space):
     assert (actions - getattr(space, "start", 0) == 1).all()
 
 
+@pytest.mark.parametrize("script", ["rppo_lstm", "trpo", "ppo1_mpi"])
+def test_many_choices_of_a_small_type(script, monkeypatch):
+    """2 x 120 is no int8."""
+    space = spaces.MultiDiscrete([120, 3], dtype=np.int8)
+    monkeypatch.setitem(ACTIONS, "small", space)
+    agent, _ = build(script, "small")
+    assert agent.actor.out_features == 240
+    assert agent.predict(np.zeros((4, 3), np.float32), {}, None)[0].shape == (4, 2)
+
+
 @pytest.mark.parametrize("script", DISCRETE)
 @pytest.mark.parametrize("actions", ["discrete", "from -1", "multidiscrete"])
 def test_predict_obeys_masks(script, actions):

@@ -470,6 +470,28 @@ def test_play(script, tmp_path, monkeypatch):
         f"{x:.2f}" for x in evaluation
     ], err
 
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(env_class, "render", stop)
+    code, out, err = main(tmp_path, script, "--play runs/a")
+    assert code == 130 and "to go on" not in err, err
+
+
+@pytest.mark.parametrize("script", RUNS)
+def test_train_again_is_another_run(script, tmp_path, monkeypatch):
+    """A loop over seeds may use one Args object."""
+    flags = [*SHORT[script].split(), *"--total-timesteps 200 --eval-episodes 0".split()]
+    expected = trained(tmp_path, script, *flags, "--seed 2 --run-name alone")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [script, *flags])
+    args = MODULES[script].parse_args()
+    for args.seed in 1, 2:
+        args.run_name = f"seed {args.seed}"
+        MODULES[script].train(args)
+    assert_same(read("runs/seed 2")["agent"], expected["agent"])
+    assert read("runs/seed 1")["args"]["seed"] == 1
+
 
 def history(folder) -> dict:
     """The scalars in Weights & Biases' file of an offline run, and the run itself: LevelDB's log
