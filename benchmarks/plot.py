@@ -196,27 +196,20 @@ def speeds(section: str | None = None) -> dict[tuple[str, str], dict[str, dict[s
     return works
 
 
-def peer_of(systems: dict[str, dict[str, str]]) -> dict[str, str] | None:
-    """The row of the first system that is not ours."""
-    return next((row for name, row in systems.items() if not name.startswith("ours")), None)
+def peers_of(systems: dict[str, dict[str, str]]) -> list[dict[str, str]]:
+    """The rows of the systems that are not ours."""
+    return [row for name, row in systems.items() if not name.startswith("ours")]
 
 
 def compared() -> list[tuple[str, str, dict[str, str], dict[str, str]]]:
-    """(script, work, our row, a peer's row) of each work that was measured with both: our fastest,
-    but of no earlier version."""
+    """(script, work, our row, a peer's row) of each work and peer: our first row, which does what
+    the peer does, without --amp and shorter sequences."""
     found = []
     for (section, work), systems in speeds().items():
-        if section not in SYSTEMS:
-            continue
-        script, task = SYSTEMS[section]
-        peer = peer_of(systems)
-        ours = [
-            row for name, row in systems.items() if name.startswith("ours") and "old" not in name
-        ]
-        if peer and ours:
-            best = max(ours, key=lambda row: float(row["median"]))
-            how = best["system"].removeprefix("ours")  # "", or ", sequences of 16"
-            found.append((script, f"{task}, {work}{how}", best, peer))
+        if section in SYSTEMS:
+            script, task = SYSTEMS[section]
+            ours = [row for name, row in systems.items() if name.startswith("ours")]
+            found += [(script, f"{task}, {work}", ours[0], peer) for peer in peers_of(systems)]
     return found
 
 
@@ -266,7 +259,7 @@ def overview(out: Path, text: str, task: str = "cartpole-masked") -> None:
     left.xaxis.set_major_formatter(EngFormatter(sep=""))
     bars = []
     for script, work, own, peer in compared()[::-1]:
-        what = "its peer's defaults" if "defaults" in work else work.split(",")[0]
+        what = "its peer's defaults" if "defaults" in work else work.split(", 8 env")[0]
         ratio = float(own["median"]) / float(peer["median"])
         bars.append((f"{script.removesuffix('.py')}, {what}", ratio, peer["system"]))
     for i, (_, ratio, peer) in enumerate(bars):
@@ -277,7 +270,7 @@ def overview(out: Path, text: str, task: str = "cartpole-masked") -> None:
     right.set_ylim(-0.6, max(len(bars), 2) - 0.4)
     right.axvline(1, color=GREY, linewidth=1, linestyle=":")
     right.set_title("Training speed, times a peer's", color=text, fontsize=11)
-    right.set_xlabel("on the same work, one core", color=text)
+    right.set_xlabel("on the same work, a core for each rank", color=text)
     for axis in left, right:
         axis.tick_params(colors=text)
         axis.spines[:].set_color(GREY)

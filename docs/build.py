@@ -369,12 +369,14 @@ def throughput(section: str) -> str:
     works = plot.speeds(section)
     if not works:
         return f"Not measured yet: `python benchmarks/throughput.py {section}`."
+    names = [peer["system"] for systems in works.values() for peer in plot.peers_of(systems)[:1]]
     table = [
-        "| work | system | steps a second: median (min, max) | ratio | machine | commit |",
+        "| work | system | steps a second: median (min, max) "
+        f"| times {names[0] if names else 'a peer'} | machine | commit |",
         "|---|---|---|---|---|---|",
     ]
     for (_, work), systems in works.items():
-        peer = plot.peer_of(systems)
+        [peer] = plot.peers_of(systems)[:1] or [None]
         for system, row in systems.items():
             ratio = f"{float(row['median']) / float(peer['median']):.1f}" if peer else "-"
             median, low, high = (f"{float(row[name]):,.0f}" for name in ("median", "min", "max"))

@@ -4,10 +4,11 @@
     python docs/recipes/poc_memory.py --ablate-memory  # the control, which cannot do it
 
 The memory task of Pleines et al. (recurrent-ppo-truncated-bptt). The goals, +1 and -1 in random
-order, are visible during the first two steps only, in which nothing moves. Each step after them
-costs 0.1; the end of a side gives 1.6 times its goal. The optimum is a mean return of 1.2 with a
-success of 100 %; the best policy without memory gets 70 %. Measured, seeds 1 to 30, 100
-deterministic episodes each: no failure on any seed, mean returns from 1.17 to 1.23.
+order, are visible in the first three observations only: two steps in which nothing moves, and the
+one where the first move is chosen. Each step after them costs 0.1; the end of a side gives 1.6
+times its goal. The optimum is a mean return of 1.2 with a success of 100 %; the best policy without
+memory gets 70 %. Measured, seeds 1 to 30, 100 deterministic episodes each: no failure on any seed,
+mean returns from 1.17 to 1.23.
 
 How a run can fail, as one of 18 did with an earlier version of the script: within ten rollouts the
 policy always walked to one side, with an entropy of 0.1. The critic, which had seen the goals, then

@@ -3,10 +3,10 @@
     python docs/recipes/sb3_weights.py model.zip CartPole-v1 runs/RUN  # pip install ".[peers]"
     python docs/recipes/sb3_weights.py --play runs/RUN                 # or --resume, with flags
 
-The model is an MlpLstmPolicy with its default layers, of any size: an LSTM for the actor, one for
-the critic, two tanh layers after each. Actions are discrete; observations are vectors that no
-VecNormalize has changed. The optimiser's state is not taken along. Tested: every action of 10
-episodes is that of the model.
+The model is an MlpLstmPolicy with its default layers: an LSTM for the actor, one for the critic, of
+any size, and two tanh layers of one width after each. Actions are discrete; observations are
+vectors that no VecNormalize has changed. The optimiser's state is not taken along. Tested: every
+action of 10 episodes is that of the model.
 """
 
 import sys
