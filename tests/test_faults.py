@@ -96,9 +96,9 @@ def test_control_c(script, mode, tmp_path, start_script):
     assert process.returncode == 130 and time.time() - started < 5
     own, *rest = process.lines
     assert own.endswith(f".py --resume {tmp_path}/runs/a"), process.stderr
-    after = "\n".join(rest)  # with async environments Gymnasium may warn that they were busy
+    after = "\n".join(rest)  # with async environments Gymnasium may say that they were busy
     assert after == "" or mode and "gymnasium/vector/async_vector_env.py" in after, after
-    assert after.count("Traceback") == after.count("Exception ignored in: <function AsyncVectorEnv")
+    assert f"{script}.py" not in after, after  # no traceback of ours
     assert len(workers) >= (4 if mode else 0)
     assert not any(os.path.exists(f"/proc/{worker}") for worker in workers)
 
