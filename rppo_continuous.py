@@ -16,12 +16,12 @@ Gymnasium's vector environments return its last observation as a time step of it
 
     t      obs                          action    final   afterwards
     4      the episode's last but one   played            truncated[4] or terminated[4] is set
-    5      the episode's last           ignored   yes     the LSTM's state is set to zero
+    5      the episode's last           ignored   yes     the agent's state is set to zero
     6      the next episode's first     played
 
-A final step counts in no loss. Its value, from the state that the LSTM has there, bootstraps a
-truncated episode. Shapes: S sequences of L steps, B of them in a minibatch; observations of n
-numbers, F features, H hidden units; K components of an action.
+A final step counts in no loss. Its value, from the state that the agent has there, bootstraps a
+truncated episode. Shapes: S sequences of L steps, B of them in a minibatch; F features, H hidden
+units; observations of n numbers; K components of an action.
 """
 
 import json
@@ -72,7 +72,7 @@ class Args:
 
     encoder_size: int = 64  # units of the layer before the LSTM
     hidden_size: int = 128  # units of the LSTM (H)
-    separate_critic: bool = False  # the critic has an LSTM of its own
+    separate_critic: bool = False  # the critic has a memory of its own
     ablate_memory: bool = False  # keep no state from step to step, L = 1: a control
     log_std_init: float = 0.0  # initial log standard deviation of the noise in actions
     use_sde: bool = False  # gSDE: the noise in an action is a matrix times the LSTM's output

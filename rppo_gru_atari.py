@@ -8,20 +8,20 @@
     torchrun --nproc-per-node 2 rppo_gru_atari.py      # train in two processes
     python rppo_gru_atari.py --play runs/RUN           # watch the agent
 
-PPO: Schulman et al. 2017, arXiv:1707.06347. GAE: Schulman et al. 2016, arXiv:1506.02438. Each
-process plays its share of the environments; losses are means over the steps of all of them.
+PPO: Schulman et al. 2017, arXiv:1707.06347. GAE: Schulman et al. 2016, arXiv:1506.02438.
+Each process plays its share of the environments; losses are means over the steps of all of them.
 
 A rollout is T time steps of N environments; its arrays are (T, N, ...). When an episode ends,
 Gymnasium's vector environments return its last observation as a time step of its own:
 
     t      obs                          action    final   afterwards
     4      the episode's last but one   played            truncated[4] or terminated[4] is set
-    5      the episode's last           ignored   yes     the GRU's state is set to zero
+    5      the episode's last           ignored   yes     the agent's state is set to zero
     6      the next episode's first     played
 
-A final step counts in no loss. Its value, from the state that the GRU has there, bootstraps a
-truncated episode. Shapes: S sequences of L steps, B of them in a minibatch; C frames in an
-observation, F features, H hidden units; K = 1 component of an action, A choices.
+A final step counts in no loss. Its value, from the state that the agent has there, bootstraps a
+truncated episode. Shapes: S sequences of L steps, B of them in a minibatch; F features, H hidden
+units; C frames in an observation; K = 1 component of an action, A choices.
 """
 
 import json
@@ -58,7 +58,6 @@ class Args:
     env_id: str = "ALE/Pong-v5"  # a game of ale_py
     frame_stack: int = 1  # the last so many frames are an observation (C)
     sticky_actions: float = 0.0  # probability of repeating an action (Machado et al. 2018: 0.25)
-    max_episode_frames: int = 108_000  # emulator frames, four a step, that end a game
     terminal_on_life_loss: bool = False  # a lost life ends the return, though the game goes on
     clip_rewards: bool = True  # learn from the sign of rewards; the log has the game's score
     total_timesteps: int = 10_000_000  # environment steps to train for
@@ -76,7 +75,7 @@ class Args:
     gae_lambda: float = 0.95  # lambda of generalised advantage estimation
 
     hidden_size: int = 128  # units of the GRU (H)
-    separate_critic: bool = False  # the critic has a GRU of its own
+    separate_critic: bool = False  # the critic has a memory of its own
     ablate_memory: bool = False  # keep no state from step to step, L = 1: a control
 
     learning_rate: float = 2.5e-4  # of Adam
@@ -195,8 +194,8 @@ class Agent(nn.Module):
         return logp, value, torch.zeros_like(state) if self.args.ablate_memory else next_state
 
     def evaluate_actions(self, obs, state, final, actions):
-        """Sequences: obs (L, B, C, 84, 84), the state before them (1, B, H), final (L, B),
-        actions (L, B, K) -> logprob, entropy, value (L, B), meaningless on final steps."""
+        """Sequences: obs (L, B, C, 84, 84), the state before them (1, B, H), final
+        (L, B), actions (L, B, K) -> logprob, entropy, value (L, B), meaningless on final steps."""
         x = self.encoder(obs)
         h = critic_h = self.gru(x, state[:1], final)
         if self.args.separate_critic:
@@ -352,9 +351,9 @@ def train(args: Args) -> Agent:
             advantage = (advantage - mean) / (var.sqrt() + 1e-8)
             policy_loss, kl = ppo_loss(logprob, old_logprob, advantage, args.clip_coef)
             value_loss = 0.5 * (value - return_).square().mean()
+            losses.append(torch.stack([policy_loss, value_loss, entropy.mean(), kl]).detach())
             share = len(logprob) / count  # of this process in the means over all steps
-            means = torch.stack([policy_loss, value_loss, entropy.mean(), kl]).detach()
-            losses.append(all_sum(share * means.where(share > 0, 0.0)))  # a mean of no step is NaN
+            losses[-1] = all_sum(share * losses[-1].where(share > 0, 0.0))  # a mean of none is NaN
             if losses[-1][3] > 1.5 * args.target_kl:
                 break
             loss = policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy.mean()
@@ -423,8 +422,7 @@ def make_envs(args: Args, num_envs: int, render_mode: str | None = None):
     """num_envs games as one environment, whose observations are uint8 (num_envs, C, 84, 84)."""
     check(args.env_id.startswith("ALE/"), f"--env-id {args.env_id}: not a game like ALE/Pong-v5")
     make = partial(gym.make_vec, f"ale_py:{args.env_id}", num_envs,
-                   repeat_action_probability=args.sticky_actions,
-                   max_num_frames_per_episode=args.max_episode_frames)  # fmt: skip
+                   repeat_action_probability=args.sticky_actions)  # fmt: skip
     try:
         if render_mode is None:  # ale_py's vector environment
             envs = make(stack_num=args.frame_stack, reward_clipping=False)
@@ -434,6 +432,8 @@ def make_envs(args: Args, num_envs: int, render_mode: str | None = None):
                         wrappers=[AtariPreprocessing, FireReset, stack])  # fmt: skip
     except (gym.error.Error, ModuleNotFoundError) as error:
         raise ArgumentError(f"--env-id {args.env_id}: {error}") from error
+    fine = envs.metadata.get("autoreset_mode") == gym.vector.AutoresetMode.NEXT_STEP
+    check(fine, f"--env-id {args.env_id}: autoreset is not in NEXT_STEP mode")
     return wrappers.RecordEpisodeStatistics(envs)
 
 

@@ -15,10 +15,10 @@ Gymnasium's vector environments return its last observation as a time step of it
 
     t      obs                          action    final   afterwards
     4      the episode's last but one   played            truncated[4] or terminated[4] is set
-    5      the episode's last           ignored   yes     the LSTM's state is set to zero
+    5      the episode's last           ignored   yes     the agent's state is set to zero
     6      the next episode's first     played
 
-A final step counts in no loss. Its value, from the state that the LSTM has there, bootstraps a
+A final step counts in no loss. Its value, from the state that the agent has there, bootstraps a
 truncated episode. Shapes: sequences of L steps, B of them; observations of n numbers, F features, H
 hidden units; K components of an action, A choices of each; M steps that count; P parameters.
 """

@@ -154,6 +154,22 @@ def toy_for(script: str) -> str:
 
 
 @pytest.fixture
+def short_games(monkeypatch):
+    """Makes every Atari game from here on end after so many emulator frames, four a step."""
+    make_vec = gym.make_vec
+
+    def shorten(frames: int) -> None:
+        def make(env_id, *inputs, **options):
+            if env_id.startswith("ale_py:"):
+                options["max_num_frames_per_episode"] = frames
+            return make_vec(env_id, *inputs, **options)
+
+        monkeypatch.setattr(gym, "make_vec", make)
+
+    return shorten
+
+
+@pytest.fixture
 def watch(tmp_path, monkeypatch):
     """Calls a script's `train` and returns what happened in it, as copies, in the order of calls:
 

@@ -107,9 +107,10 @@ def test_the_fused_gru_is_the_loop(garbage):
         assert b.abs().max() > 0.1 and (a - b).abs().max() <= 1e-10
 
 
-def test_the_first_minibatch_has_what_the_rollout_computed(watch):
+def test_the_first_minibatch_has_what_the_rollout_computed(watch, short_games):
     """Before a weight has moved, across ends of games and of sequences."""
-    _, gae, replays, losses, _ = watch(seq_len=16, num_minibatches=1, max_episode_frames=80)
+    short_games(80)
+    _, gae, replays, losses, _ = watch(seq_len=16, num_minibatches=1)
     (logprob, old_logprob, _), (_, _, final, _, _, _, value) = losses[0], replays[0]
     assert final.shape == (16, 12) and 4 <= final.sum() <= 12
     assert (logprob - old_logprob).abs().max() <= 1e-5
@@ -121,9 +122,10 @@ def test_the_first_minibatch_has_what_the_rollout_computed(watch):
 # --- Games ------------------------------------------------------------------------------------------
 
 
-def test_truncated_games_scores_and_the_sign_of_rewards(watch):
+def test_truncated_games_scores_and_the_sign_of_rewards(watch, short_games):
+    short_games(400)
     (frames, rewards, terminated, truncated, _), gae, replays, _, result = watch(
-        env_id="ALE/SpaceInvaders-v5", max_episode_frames=400, num_steps=210, num_minibatches=1
+        env_id="ALE/SpaceInvaders-v5", num_steps=210, num_minibatches=1
     )
     done = terminated | truncated
     final = np.concatenate([np.zeros((1, 4), bool), done[:-1]])
@@ -146,9 +148,10 @@ def test_truncated_games_scores_and_the_sign_of_rewards(watch):
 
 
 @pytest.mark.parametrize("flag", [True, False])
-def test_a_lost_life_ends_the_return_and_nothing_else(watch, flag):
+def test_a_lost_life_ends_the_return_and_nothing_else(watch, flag, short_games):
+    short_games(360)
     (_, _, terminated, truncated, lives), gae, replays, _, result = watch(
-        terminal_on_life_loss=flag, num_steps=110, max_episode_frames=360
+        terminal_on_life_loss=flag, num_steps=110
     )
     lost = lives < np.concatenate([np.full((1, 4), 5), lives[:-1]])
     ended = terminated | truncated

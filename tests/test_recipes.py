@@ -423,19 +423,24 @@ PROCESSES = {
     "rppo_gru_atari": (
         "{python} -m torch.distributed.run --nproc-per-node 2 --master-port 29671",
         "--num-envs 2 --num-steps 8 --num-minibatches 1 --update-epochs 1 --hidden-size 8 --total-timesteps 64 "
-        "--max-episode-frames 200 --torch-threads 1",
+        "--torch-threads 1",
     ),
 }
 
 
 @pytest.mark.parametrize("name", PROCESSES)
-def test_keep_best_writes_once_of_several_processes(tmp_path, name):
+def test_keep_best_writes_once_of_several_processes(tmp_path, name, short_games):
     launcher, flags = PROCESSES[name]
     pytest.importorskip({"ppo1_mpi": "mpi4py", "rppo_gru_atari": "ale_py"}[name])
     program = tmp_path / "keep.py"  # as the recipe, but evaluating more often
+    short_games(200)
+    shorter = (
+        "import functools, gymnasium\ngymnasium.make_vec = functools.partial("
+        "gymnasium.make_vec, max_num_frames_per_episode=200)\n"
+    ) * (name == "rppo_gru_atari")
     program.write_text(
         f"import sys; sys.path.insert(0, {str(ROOT / 'docs/recipes')!r})\nimport keep_best, {name}\n"
-        f"keep_best.EVERY = {300 if name == 'ppo1_mpi' else 32}\nkeep_best.use({name})\n{name}.main()"
+        f"{shorter}keep_best.EVERY = {300 if name == 'ppo1_mpi' else 32}\nkeep_best.use({name})\n{name}.main()"
     )
     path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
     command = [*launcher.format(python=sys.executable).split(), str(program), *flags.split()]
