@@ -12,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 if __name__ != "__main__":
     from conftest import MODULES, ROOT
@@ -67,7 +68,7 @@ def watch(tmp_path, monkeypatch):
         monkeypatch.setattr(rppo, "compute_gae", watched_gae)
         monkeypatch.setattr(rppo, "ppo_loss", watched_loss)
         monkeypatch.setattr(rppo.Agent, "evaluate_actions", watched_replay)
-        rppo.train(make_args(**flags, runs_dir=str(tmp_path), run_name="a"))
+        run.agent = rppo.train(make_args(**flags, runs_dir=str(tmp_path), run_name="a"))
         result = json.loads((tmp_path / "a/result.json").read_text())
         return [np.stack(x) for x in zip(*games)], gae, replays, losses, result
 
@@ -107,16 +108,69 @@ def test_the_fused_gru_is_the_loop(garbage):
         assert b.abs().max() > 0.1 and (a - b).abs().max() <= 1e-10
 
 
-def test_the_first_minibatch_has_what_the_rollout_computed(watch, short_games):
+@pytest.mark.parametrize("separate", [False, True])
+def test_the_first_minibatch_has_what_the_rollout_computed(watch, short_games, separate):
     """Before a weight has moved, across ends of games and of sequences."""
     short_games(80)
-    _, gae, replays, losses, _ = watch(seq_len=16, num_minibatches=1)
+    flags = dict(seq_len=16, num_minibatches=1, separate_critic=separate)
+    _, gae, replays, losses, _ = watch(**flags)
     (logprob, old_logprob, _), (_, _, final, _, _, _, value) = losses[0], replays[0]
     assert final.shape == (16, 12) and 4 <= final.sum() <= 12
     assert (logprob - old_logprob).abs().max() <= 1e-5
     sequences = gae[0][1][:-1].reshape(3, 16, 4).transpose(1, 0, 2).reshape(16, 12)
     acted = {round(float(v), 4) for v in sequences.ravel()}
     assert len(acted) > 100 and {round(float(v), 4) for v in value[~final]} - acted == set()
+
+
+@pytest.mark.parametrize("max_grad_norm", [0.01, 1e9])
+def test_gradients_are_those_of_ppos_loss(max_grad_norm, watch, short_games):
+    """Of every minibatch, from the weights and sequences that it had."""
+    short_games(80)
+    updates = []
+
+    def before(optimizer, *_):
+        weights = optimizer.param_groups[0]["params"]
+        copies = [x.detach().clone() for x in weights], [x.grad.clone() for x in weights]
+        updates.append((optimizer.param_groups[0]["lr"], *copies))
+
+    hook = register_optimizer_step_pre_hook(before)
+    flags = dict(update_epochs=2, ent_coef=0.02, vf_coef=0.7, learning_rate=1e-2, clip_coef=0.02)
+    try:
+        (frames, *_), gae, replays, losses, _ = watch(
+            **flags, max_grad_norm=max_grad_norm, total_timesteps=300
+        )
+    finally:
+        hook.remove()
+    assert len(updates) == len(replays) == len(losses) == 8 and len(gae) == 2
+    agent, step, clipped = watch.agent, 0, 0
+    for number, (lr, weights, gradients) in enumerate(updates):
+        obs, state, final, actions, *_ = replays[number]
+        played = frames[48 * (number // 4) :]
+        n = [
+            next(n for n in range(4) if np.array_equal(obs[1:, m], played[:47, n])) for m in (0, 1)
+        ]
+        raw = rppo.compute_gae(*gae[number // 4], 0.99, 0.95)
+        returns = torch.from_numpy((raw + gae[number // 4][1][:-1])[:, n])[~final]
+        advantage = torch.from_numpy(raw[:, n])[~final]
+        advantage = (advantage - advantage.mean()) / advantage.std(correction=0)
+        with torch.no_grad():
+            for parameter, weight in zip(agent.parameters(), weights):
+                parameter.copy_(weight)
+        outputs = agent.evaluate_actions(obs, state, final, actions)
+        logprob, entropy, value = (x[~final] for x in outputs)
+        ratio = (logprob - losses[number][1]).exp()
+        clipped += ((ratio - 1).abs() > 0.02).sum().item()
+        surrogate = torch.minimum(ratio * advantage, ratio.clamp(0.98, 1.02) * advantage).mean()
+        loss = 0.7 * 0.5 * (value - returns).square().mean() - surrogate - 0.02 * entropy.mean()
+        expected = torch.autograd.grad(loss, [*agent.parameters()])
+        norm = torch.stack([x.norm() for x in expected]).norm().item()
+        scale = min(1.0, max_grad_norm / norm)
+        for gradient, x in zip(gradients, expected):
+            assert (gradient - scale * x).abs().max() <= 1e-4 * gradient.abs().max() + 1e-6
+        assert lr == pytest.approx(1e-2 * (1 - step / 300), rel=1e-12)
+        if number == 3:
+            step = 192 - sum(final.sum().item() for _, _, final, *_ in replays[:2])
+    assert clipped > 20 and 150 < step < 192 and norm > 0.02
 
 
 # --- Games ------------------------------------------------------------------------------------------

@@ -9,9 +9,10 @@ from conftest import CATEGORICAL, MODULES, having, toy, toy_for
 from gymnasium import spaces
 from test_agent import ACTIONS
 from test_mathematics import gae_by_definition
-from torch.distributions import Categorical
+from torch.distributions import Categorical, Independent, Normal
 
 DISCRETE = CATEGORICAL
+PPO = having("train", "discounted_sums", "ppo_loss")
 T, N, GAMMA, LAM = 24, 6, 0.9, 0.8
 SIZES = dict(num_steps=T, num_envs=N, gamma=GAMMA, gae_lambda=LAM)
 
@@ -40,6 +41,15 @@ def discounted_returns(played) -> list[np.ndarray]:
     return so_far
 
 
+def log_probability(steps, weights, t, n, actions) -> torch.Tensor:
+    """Of actions at steps (t, n), from what Agent.step gave there, and the actor's weights."""
+    first = torch.stack([outputs[0] for _, outputs in steps])[t, n]
+    if actions.dtype == torch.long:  # log-probabilities (..., K, A)
+        return first.gather(-1, actions[..., None]).sum((-2, -1))
+    mean = first @ weights["actor.weight"].T + weights["actor.bias"]  # of h (..., H)
+    return Normal(mean, weights["log_std"].exp()).log_prob(actions).sum(-1)
+
+
 def places(obs, batch) -> tuple[np.ndarray, np.ndarray]:
     """Time steps and environments of a minibatch's observations, which are all different."""
     index = {obs[t, n].tobytes(): (t, n) for t in range(T) for n in range(N)}
@@ -59,7 +69,7 @@ def test_the_toys_rollouts_have_every_awkward_end(watch):
     assert not (final[:, :-1] & final[:, 1:]).any()
 
 
-@pytest.mark.parametrize("script", having("train", "discounted_sums", "ppo_loss"))
+@pytest.mark.parametrize("script", PPO)
 @pytest.mark.parametrize("separate", [False, True])
 def test_states_and_values_of_a_rollout(script, separate, watch):
     """A final step's value has the state that the LSTM has there; afterwards it is zero."""
@@ -95,30 +105,32 @@ def test_states_and_values_of_a_rollout(script, separate, watch):
         assert all(np.array_equal(x, y) for x, y in zip(inputs, expected))
 
 
-@pytest.mark.parametrize("script", DISCRETE)
+@pytest.mark.parametrize("script", PPO)
 @pytest.mark.parametrize("seq_len,num_minibatches", [(0, 1), (0, 3), (8, 3), (3, 4), (1, 9)])
 @pytest.mark.parametrize("separate", [False, True])
 def test_the_update_gets_what_the_rollout_computed(
     script, seq_len, num_minibatches, separate, watch
 ):
     """Each step once an epoch, with its state, old log-probability and advantage; no final one."""
-    seen = watch(script, toy(action_space=spaces.MultiDiscrete([2, 3])), total_timesteps=400,
-                 seq_len=seq_len, num_minibatches=num_minibatches, update_epochs=2,
+    several = script in DISCRETE and toy(action_space=spaces.MultiDiscrete([2, 3]))
+    seen = watch(script, several or toy_for(script), total_timesteps=400, seq_len=seq_len,
+                 num_minibatches=num_minibatches, update_epochs=2,
                  separate_critic=separate, **SIZES)  # fmt: skip
     played, L, batches = rollouts(seen), seq_len or T, 2 * num_minibatches
     assert len(seen.replays) == len(seen.losses) == batches * len(played)
     for number, ((inputs, outputs, update), loss) in enumerate(zip(seen.replays, seen.losses)):
         rollout, steps = played[update], seen.steps[update * (T + 1) : (update + 1) * (T + 1)]
-        obs, _, state, final, actions = inputs
+        obs, *_, state, final, actions = inputs
         t, n = places(rollout["obs"], obs)
         assert obs.shape[0] == L and (t[0] % L == 0).all()
         assert (np.diff(t, axis=0) == 1).all() and (n == n[0]).all()
         assert np.array_equal(final, rollout["final"][t, n])
-        assert np.array_equal(actions, rollout["actions"][t, n])
+        taken = actions if script in DISCRETE else actions.clamp(-1, 1)
+        assert np.array_equal(taken, rollout["actions"][t, n])
         stored = torch.stack([x[-1] for x, _ in steps])
         assert torch.equal(state, stored[t[0], :, n[0]].movedim(0, 1))
-        logp = torch.stack([y[0] for _, y in steps])[t, n]
-        logprob = logp.gather(-1, actions[..., None]).sum((-2, -1))[~final]
+        weights = seen.updates[update * batches][1]
+        logprob = log_probability(steps, weights, t, n, actions)[~final]
         values = torch.stack([y[-2] for _, y in steps])
         advantage = torch.from_numpy(seen.gae[update][1])[t, n][~final]
         advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
@@ -142,7 +154,7 @@ def test_the_update_gets_what_the_rollout_computed(
             assert epoch != sorted(epoch) or num_minibatches == 1  # shuffled
 
 
-@pytest.mark.parametrize("script", having("train", "discounted_sums", "ppo_loss"))
+@pytest.mark.parametrize("script", PPO)
 def test_final_steps_count_in_nothing(script, watch):
     """Neither in steps nor in statistics: rewards are divided by the standard deviation of the
     discounted returns until this rollout's end."""
@@ -158,11 +170,11 @@ def test_final_steps_count_in_nothing(script, watch):
     assert abs(stats.mean - sums.mean()) <= 1e-6 and abs(stats.var - sums.var()) <= 1e-6
 
 
-@pytest.mark.parametrize("script", DISCRETE)
+@pytest.mark.parametrize("script", PPO)
 def test_every_cut_into_sequences_gives_the_same_first_losses(script, watch):
     first, gradients = [], []
     for seq_len in 0, 1, 3, 8, 24:
-        seen = watch(script, toy(), total_timesteps=90, seq_len=seq_len, num_minibatches=1,
+        seen = watch(script, toy_for(script), total_timesteps=90, seq_len=seq_len, num_minibatches=1,
                      ent_coef=0.01, update_epochs=1, norm_reward=False, max_grad_norm=1e9,
                      **SIZES)  # fmt: skip
         first.append(seen.logs[0][1][0])
@@ -212,12 +224,13 @@ def test_actions_that_environments_get_are_in_their_space(script, actions, watch
     assert np.unique([env[0] for env in seen.env]).tolist() == [*range(most)]
 
 
-@pytest.mark.parametrize("script", DISCRETE)
+@pytest.mark.parametrize("script", PPO)
 def test_one_step_of_one_environment_trains_without_a_warning(script, watch):
     """Some rollouts are nothing but a final step: they change no weight."""
     with warnings.catch_warnings(record=True) as raised:
         warnings.simplefilter("always")
-        seen = watch(script, toy(), total_timesteps=60, num_envs=1, num_steps=1, num_minibatches=1)
+        seen = watch(script, toy_for(script), total_timesteps=60, num_envs=1, num_steps=1,
+                     num_minibatches=1)  # fmt: skip
     assert [str(warning.message) for warning in raised] == []
     assert all(parameter.isfinite().all() for parameter in seen.agent.parameters())
     final = [False] + [bool(env[3] | env[4]) for env in seen.env][:-1]
@@ -225,20 +238,21 @@ def test_one_step_of_one_environment_trains_without_a_warning(script, watch):
     assert seen.result["global_step"] == 60
 
 
-@pytest.mark.parametrize("script", DISCRETE)
+@pytest.mark.parametrize("script", PPO)
 @pytest.mark.parametrize("anneal", [True, False])
 def test_the_learning_rate_falls_linearly_with_the_steps_that_are_left(script, anneal, watch):
-    seen = watch(script, toy(), total_timesteps=500, learning_rate=0.01, anneal_lr=anneal, **SIZES)
+    flags = dict(total_timesteps=500, learning_rate=0.01, anneal_lr=anneal, **SIZES)
+    seen = watch(script, toy_for(script), **flags)
     before = np.cumsum([0] + [steps for steps, _ in seen.logs])[:-1]
     rates = np.array([lr for lr, *_ in seen.updates]).reshape(len(before), -1)
     expected = 0.01 * (1 - before / 500) if anneal else np.full(len(before), 0.01)
     assert np.abs(rates - expected[:, None]).max() <= 1e-12 and len(before) >= 4
 
 
-@pytest.mark.parametrize("script", DISCRETE)
+@pytest.mark.parametrize("script", PPO)
 def test_target_kl_ends_an_update_before_the_step_that_goes_too_far(script, watch):
     flags = dict(total_timesteps=500, learning_rate=0.05, anneal_lr=False, **SIZES)
-    seen = watch(script, toy(), target_kl=0.01, update_epochs=20, **flags)
+    seen = watch(script, toy_for(script), target_kl=0.01, update_epochs=20, **flags)
     ended, steps = 0, 0
     for _, losses in seen.logs:
         *before, last = [loss["approx_kl"] for loss in losses]
@@ -246,45 +260,67 @@ def test_target_kl_ends_an_update_before_the_step_that_goes_too_far(script, watc
         ended += last > 0.015
         steps += len(losses) - (last > 0.015)
     assert ended == len(seen.logs) >= 4 and steps == len(seen.updates)
-    assert len(watch(script, toy(), update_epochs=2, **flags).updates) % 6 == 0  # none by default
+    assert (
+        len(watch(script, toy_for(script), update_epochs=2, **flags).updates) % 6 == 0
+    )  # none by default
 
 
 def replay_by_hand(agent, obs, state, final):
-    """One cell call a step -> logits, values, and the states before the steps."""
+    """One cell call a step -> the actor's inputs, values, and the states before the steps."""
     cells = [agent.lstm.cell] + ([agent.critic_lstm.cell] if hasattr(agent, "critic_lstm") else [])
-    logits, values, states = [], [], []
+    hs, values, states = [], [], []
     for x, ends in zip(obs, final):
         states.append(state)
         x = agent.encoder(x)
         state = torch.stack(
             [y for i, cell in enumerate(cells) for y in cell(x, tuple(state[2 * i : 2 * i + 2]))]
         )
-        logits.append(agent.actor(state[0]))
+        hs.append(state[0])
         values.append(agent.critic(state[-2])[..., 0])
         state = state * ~ends[:, None]
-    return torch.stack(logits), torch.stack(values), states + [state]
+    return torch.stack(hs), torch.stack(values), states + [state]
 
 
-@pytest.mark.parametrize("script", ["rppo_lstm"])
+def policy_by_hand(agent, h):
+    """The distribution of actions of a discrete, a Gaussian or a gSDE agent."""
+    if not hasattr(agent, "log_std"):
+        return Categorical(logits=agent.actor(h))
+    variance = agent.log_std.exp() ** 2
+    if agent.args.use_sde:
+        variance = h.detach() ** 2 @ variance + 1e-6
+    return Independent(Normal(agent.actor(h), variance.sqrt()), 1)
+
+
+@pytest.mark.parametrize(
+    "script, flags",
+    [("rppo_lstm", {}), ("rppo_continuous", {}), ("rppo_continuous", {"use_sde": True})],
+)
 @pytest.mark.parametrize("separate", [False, True])
 @pytest.mark.parametrize("max_grad_norm", [0.1, 1e9])
-def test_whole_updates_are_a_plain_ppos(script, separate, max_grad_norm, watch):
+def test_whole_updates_are_a_plain_ppos(script, flags, separate, max_grad_norm, watch):
     """Three rollouts, 18 minibatches, in float64: all gradients and weights are those of the loops
     below, which get from `train` only what was played and which sequences a minibatch has."""
-    seen = watch(script, toy(), dtype=torch.float64, total_timesteps=300, seq_len=8,
+    seen = watch(script, toy_for(script), dtype=torch.float64, total_timesteps=300, seq_len=8,
                  update_epochs=2, num_minibatches=3, ent_coef=0.02, vf_coef=0.7,
                  learning_rate=0.03, clip_coef=0.1,
-                 separate_critic=separate, max_grad_norm=max_grad_norm, **SIZES)  # fmt: skip
+                 separate_critic=separate, max_grad_norm=max_grad_norm, **SIZES, **flags)  # fmt: skip
     agent, args, played = seen.first, seen.args, rollouts(seen)
     adam = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
-    state, step, number, clipped = agent.initial_state(N), 0, 0, 0
+    state, step, number, clipped, rows = agent.initial_state(N), 0, 0, 0, np.zeros((0, 3))
     assert len(played) == 3 and len(seen.replays) == len(seen.updates) == 18
     for update, (x, sums) in enumerate(zip(played, discounted_returns(played))):
-        obs, final = torch.from_numpy(x["obs"]).double(), torch.from_numpy(x["final"])
-        actions = torch.from_numpy(x["actions"])
+        obs, final = x["obs"].astype(np.float64), torch.from_numpy(x["final"])
+        if script == "rppo_continuous" and update > 0:  # statistics of the rollouts before
+            obs = (obs - rows.mean(0)) / np.sqrt(rows.var(0) + 1e-8)
+        rows = np.concatenate([rows, x["obs"][:T][~x["final"][:T]]])
+        obs, actions = torch.from_numpy(obs), torch.from_numpy(x["actions"])
+        for inputs, *_ in seen.replays[6 * update : 6 * update + 3]:  # not clipped
+            t, n = places(x["obs"], inputs[0])
+            actions = actions.to(inputs[-1].dtype)
+            actions[t, n] = inputs[-1].view(*t.shape, *actions.shape[2:])
         with torch.no_grad():
-            logits, values, states = replay_by_hand(agent, obs, state, final)
-        old = Categorical(logits=logits[:T]).log_prob(actions)
+            h, values, states = replay_by_hand(agent, obs, state, final)
+            old = policy_by_hand(agent, h[:T]).log_prob(actions)
         rewards, ends = x["rewards"] / np.sqrt(sums.var() + 1e-8), (x["terminated"], x["done"])
         advantages = gae_by_definition(rewards, values.numpy(), *ends, GAMMA, LAM)
         advantages = torch.from_numpy(advantages)
@@ -295,8 +331,8 @@ def test_whole_updates_are_a_plain_ppos(script, separate, max_grad_norm, watch):
             t, n = places(x["obs"], inputs[0])
             first = torch.stack([states[i][:, j] for i, j in zip(t[0], n[0])], 1)
             counts = ~final[t, n]
-            new, value, _ = replay_by_hand(agent, obs[t, n], first, final[t, n])
-            distribution = Categorical(logits=new[counts])
+            h, value, _ = replay_by_hand(agent, obs[t, n], first, final[t, n])
+            distribution = policy_by_hand(agent, h[counts])
             a = advantages[t, n][counts]
             a = (a - a.mean()) / ((a - a.mean()) ** 2).mean().sqrt()
             ratio = (distribution.log_prob(actions[t, n][counts]) - old[t, n][counts]).exp()
