@@ -1,5 +1,6 @@
 """rppo_gru_atari.py: the GRU's reset, games, scores and lives, frames, bfloat16, and processes."""
 
+import functools
 import itertools
 import json
 import os
@@ -359,6 +360,8 @@ def worker(name: str, flags: list[str]) -> None:
         rppo.sample,
     )
     make_envs, log, step = rppo.make_envs, rppo.Run.log, rppo.Agent.step
+    # The first game of four ends in the first rollout by itself, all others in the second.
+    gym.make_vec = functools.partial(gym.make_vec, max_num_frames_per_episode=656)
 
     def watched_clip(parameters, *rest):
         parameters = list(parameters)
@@ -456,12 +459,14 @@ def test_two_processes_take_the_gradient_of_one(runs):
     """On the same time steps, of which the two have unequal numbers that count; all that is logged agrees."""
     folder, one, a, b = runs
     assert a["counts"][0] != b["counts"][0] and a["counts"][0] + b["counts"][0] == one["counts"][0]
+    assert a["finals"][1] > 0 < b["finals"][1]
     assert one["gradients"][0].abs().max() > 1e-3
     assert (one["gradients"][0] - a["gradients"][0]).abs().max() <= 1e-6
     assert (one["losses"][0] - a["losses"][0]).abs().max() <= 1e-6
     results = [json.loads((folder / f"runs/same{n}/result.json").read_text()) for n in (1, 2)]
     assert results[0]["global_step"] == results[1]["global_step"]
-    assert sorted(results[0]["returns"]) == sorted(results[1]["returns"]) != []
+    assert sorted(results[0]["returns"]) == sorted(results[1]["returns"])
+    assert len(results[0]["returns"]) == sum(one["finals"]) == sum(a["finals"] + b["finals"]) > 4
 
 
 def test_both_keep_the_same_weights_bit_for_bit(runs):
@@ -487,6 +492,19 @@ def test_a_resumed_run_needs_as_many_processes(runs, monkeypatch):
     resumed = rppo.load(folder / "runs/same2")["args"] | {"resume": str(folder / "runs/same2")}
     with pytest.raises(rppo.ArgumentError, match="--resume: start as many processes as before"):
         rppo.train(rppo.Args(**resumed))
+
+
+def test_each_process_resumes_with_its_own_random_numbers(runs, monkeypatch):
+    folder, *_ = runs
+    saved = rppo.load(folder / "runs/same2")
+    monkeypatch.setattr(rppo, "WORLD_SIZE", 2)
+    monkeypatch.setattr(rppo, "RANK", 1)
+    args = rppo.Args(**saved["args"] | {"resume": str(folder / "runs/same2")})
+    envs = rppo.make_envs(args, 2)
+    agent = rppo.Agent(envs, args)
+    run = rppo.Run(args, envs, agent, torch.optim.Adam(agent.parameters(), eps=1e-5, fused=True))
+    assert torch.equal(torch.get_rng_state(), saved["rng"][1])
+    assert run.step == saved["step"] > 1000 and len(run.returns) == 0 < len(saved["returns"])
 
 
 def test_main_says_with_how_many_processes_a_run_goes_on(monkeypatch, capsys):
