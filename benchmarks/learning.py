@@ -88,8 +88,9 @@ ZOO_TRPO_LANDER = (
 )
 ZOO_TRPO_MUJOCO = (
     'TRPO {} {{"num_envs": 2, "normalize": true, "n_steps": 1024, "batch_size": 128, '
-    '"cg_max_steps": 25, "cg_damping": 0.1, "n_critic_updates": 20, "learning_rate": 1e-3}}'
+    '"cg_max_steps": 25, "cg_damping": 0.1, "n_critic_updates": 20, "learning_rate": 1e-3{}}}'
 )
+ZOO_TRPO_EXTRA = {"HalfCheetah": ', "target_kl": 0.04', "Swimmer": ', "gamma": 0.9999'}
 OURS = (  # rppo_lstm.py's hyperparameters
     'RecurrentPPO {} {{"num_envs": 8, "normalize": true, "n_steps": 128, '
     '"batch_size": 256, "n_epochs": 4, "ent_coef": 0.0, "learning_rate": 1e-3, "clip_range": 0.2, '
@@ -142,7 +143,7 @@ def mujoco(name: str) -> tuple[int, dict[str, str]]:
         "ablated": f"{lstm} --ablate-memory",
         "trpo": f"{TRPO} {env_id}",
         "sb3-ppo": f"peer {PPO_PAPER.format(env_id)}",
-        "sb3-contrib-trpo": f"peer {ZOO_TRPO_MUJOCO.format(env_id)}",
+        "sb3-contrib-trpo": f"peer {ZOO_TRPO_MUJOCO.format(env_id, ZOO_TRPO_EXTRA.get(name, ''))}",
     }
 
 
