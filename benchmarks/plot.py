@@ -66,7 +66,6 @@ README = {  # the rows of README's first table: task, its title, the method that
     "halfcheetah": ("HalfCheetah", "lstm"),
     "walker2d": ("Walker2d, trpo.py", "trpo"),
 }
-BASELINES = {"trpo": ["sb3-contrib-trpo"]}  # of a method of ours; the first that ran
 
 
 def iqm(x: np.ndarray) -> np.ndarray:
@@ -228,9 +227,9 @@ def figures() -> str:
     for task, (title, ours) in README.items():
         cells = {m: f"{shown(np.array(x))} ({len(x)})" for m, x in runs[task].items()}
         control = {"trpo": "", "trpo, lstm": "trpo"}.get(ours, "ablated")  # of the same script
-        baselines = BASELINES.get(ours, ["sb3-contrib", "sb3-ppo"])
-        baseline = next((name for name in baselines if name in cells), "")
-        others = [cells.get(name, "") for name in (control, "frames", baseline)]
+        peers = ["sb3-contrib-trpo"] if ours == "trpo" else ["sb3-contrib", "sb3-ppo"]
+        peer = next((name for name in peers if name in cells), "")
+        others = [cells.get(name, "") for name in (control, "frames", peer)]
         row = f"{title}, {EngFormatter(sep='')(TASKS[task][0])}", cells[ours], *others
         lines.append(f"| {' | '.join(row)} | {PUBLISHED.get((task, ours), '')} |")
     lines += ["", "| script | work | steps a second | peer | ours / peer |"]
