@@ -82,8 +82,8 @@ class Args:
     vf_coef: float = 2.0  # weight of the value loss
     target_kl: float = np.inf  # an update ends where the estimated KL exceeds 1.5 times this
 
-    runs_dir: str = "runs"  # directory of the runs
-    run_name: str | None = None  # name; None: env_id__script__seed__time
+    runs_dir: str = "runs"  # directory of new runs
+    run_name: str | None = None  # name of a new run; None: env_id__script__seed__time
     track: bool = False  # log to Weights & Biases
     eval_episodes: int = 10  # deterministic episodes after training, or of --play
     resume: str | None = None  # run directory to go on with; other flags override its own
@@ -107,8 +107,8 @@ class ResetLSTM(nn.Module):
     Its definition is a loop: state = cell(x[t], state), then state = 0 if final[t]. A fused call
     cannot stop for that. But no loss reads the output of a final step, so on replay that step can
     *be* the reset. x gets one more feature, with fixed weights: 1 to the input and forget gates,
-    else 0. It is 0, but on final steps x is (0, ..., 0, -1e4). sigmoid(-1e4) is exactly 0
-    in floating point, so c = f c + i g = 0 and h = o tanh(c) = 0, and no gradient passes.
+    else 0. It is 0, but on final steps x is (0, ..., 0, -1e4). Then i = f = sigmoid(U h + b - 1e4)
+    = 0 exactly in floating point, so c = f c + i g = 0, h = o tanh(c) = 0, and no gradient passes.
     """
 
     def __init__(self, input_size: int, hidden_size: int):
@@ -287,8 +287,8 @@ def train(args: Args) -> Agent:
     check_args(args)
     torch.set_num_threads(args.torch_threads)
     comm = world()
-    args.seed += 10_000 * comm.rank  # each rank draws other numbers
-    torch.manual_seed(args.seed)
+    seed = args.seed + 10_000 * comm.rank  # each rank draws other numbers
+    torch.manual_seed(seed)
     T, N = args.num_steps, args.num_envs
     L = 1 if args.ablate_memory or args.memory == "none" else args.seq_len or T
     envs = make_envs(args, N)
@@ -297,7 +297,7 @@ def train(args: Args) -> Agent:
     optimizer = torch.optim.Adam([weights], eps=1e-5, fused=True)
     run = Run(args, envs, agent, optimizer)
     comm.Bcast(weights.numpy())  # all begin with those of rank 0
-    # What environments return is in NumPy arrays, what the agent computes in tensors.
+    # NumPy holds what environments return, torch what the agent computes.
     tensor = torch.as_tensor
     obs = np.zeros((T + 1, N, spaces.flatdim(envs.single_observation_space)), np.float32)
     final = np.zeros((T + 1, N), bool)  # obs[t] is the last of its episode
@@ -308,7 +308,7 @@ def train(args: Args) -> Agent:
     actions = torch.zeros(T, N, agent.shape[0], dtype=None if agent.box else torch.long)
     states = torch.zeros(T // L, *agent.initial_state(N).shape)  # at sequence starts
 
-    obs[0], info = envs.reset(seed=args.seed + run.step)
+    obs[0], info = envs.reset(seed=seed + run.step)
     state = agent.initial_state(N)
     while run.step < args.total_timesteps:
         # Rollout
@@ -376,7 +376,6 @@ def train(args: Args) -> Agent:
 
     envs.close()
     run.finish()
-    args.resume = None  # train(args) begins anew
     return agent
 
 
@@ -394,7 +393,7 @@ def check_args(args: Args) -> None:
     """Raises ArgumentError for the first flag that cannot work."""
     for name, value in vars(args).items():
         if type(default := getattr(Args, name)) in (int, float):
-            low = int(type(default) is int and name not in ("seed", "seq_len", "eval_episodes"))
+            low = 0 if type(default) is float or name in ("seed", "seq_len", "eval_episodes") else 1
             high = 1 if name in ("gamma", "gae_lambda") else 10**12
             fine = low <= value <= high or value == default
             check(fine, f"--{name} {value}: must be from {low} to {high}")
@@ -407,9 +406,9 @@ def check_args(args: Args) -> None:
 
 
 def check_finite(name: str, x) -> None:
-    """Raises FloatingPointError for the first number of x that is not finite."""
-    for index in np.argwhere(~np.isfinite(x))[:1].tolist():
-        raise FloatingPointError(f"{name}{index} is {x[tuple(index)]}")
+    """FloatingPointError, with the place, if a number of x is not finite."""
+    if bad := np.argwhere(~np.isfinite(x)).tolist():
+        raise FloatingPointError(f"{name}{bad[0]} is {x[tuple(bad[0])]}")
 
 
 def world():
@@ -468,6 +467,8 @@ def to_env(actions: Tensor, space) -> np.ndarray:
 class Run:
     """A run's progress, log and agent.pt, saved at the start, every minute and at the end."""
 
+    latest: Path | None = None  # main says how to go on
+
     def __init__(self, args: Args, envs, agent: Agent, optimizer):
         self.args, self.agent, self.optimizer = args, agent, optimizer
         self.comm, self.queues = world(), (envs.return_queue, envs.length_queue)  # of this rank
@@ -484,21 +485,22 @@ class Run:
             self.step, seconds = saved["step"], saved["seconds"]
             self.returns.extend(saved["returns"])
             self.lengths.extend(saved["lengths"])
-        if args.track and self.comm.rank == 0:  # before SummaryWriter, which wandb patches
+        first = self.comm.rank == 0
+        if args.track and first and (args.resume or not self.dir.exists()):  # else refused
             try:
                 import wandb
 
-                wandb.init(id=self.dir.name, name=self.dir.name, resume="allow",
-                           config=vars(args), sync_tensorboard=True)  # fmt: skip
-            except Exception as error:  # not installed, or not logged in
+                wandb.init(id=self.dir.name, name=self.dir.name, config=vars(args), resume="allow",
+                           reinit="finish_previous", sync_tensorboard=True)  # fmt: skip
+            except Exception as error:
                 raise ArgumentError(f"--track: {error}") from error
         try:
-            if self.comm.rank == 0:
+            if first:
                 self.dir.mkdir(parents=True, exist_ok=bool(args.resume))
                 self.writer = SummaryWriter(str(self.dir), purge_step=self.step + 1)
         except OSError as error:
             raise ArgumentError(f"{error}; --resume goes on with a run") from error
-        args.resume = str(self.dir)  # main says how to go on
+        Run.latest = self.dir
         self.bar = tqdm(total=args.total_timesteps, initial=self.step, unit="step",
                         disable=self.comm.rank > 0)  # fmt: skip
         self.began, self.logged = time.time() - seconds, time.time()
@@ -615,7 +617,7 @@ def parse_args() -> Args:
     """Flags over defaults: those of the run to resume or play, or of PRESETS."""
     one = world().rank == 0  # prints
     early, _ = tyro.cli(Args, return_unknown_args=True, add_help=False, console_outputs=one)
-    run_dir, task = early.resume or early.play, (early.env_id, early.mask_velocity)
+    run_dir, task = early.play or early.resume, (early.env_id, early.mask_velocity)
     defaults = load(run_dir)["args"] if run_dir else PRESETS.get(task, {})
     args = tyro.cli(Args, default=Args(**defaults), description=__doc__.split("\n\nPPO")[0],
                     console_outputs=one)  # fmt: skip
@@ -626,7 +628,7 @@ def parse_args() -> Args:
 
 def main() -> None:
     """Exit codes: 2, a bad argument; 1, an error; 130, Ctrl-C."""
-    args, rank, leave, python = Args(), 0, sys.exit, "python"
+    rank, leave, python = 0, sys.exit, "python"
     try:
         if (comm := world()).size > 1:  # each exit code ends all ranks
             rank, leave, python = comm.rank, comm.Abort, f"mpiexec -n {comm.size} python"
@@ -642,8 +644,8 @@ def main() -> None:
         time.sleep(3 * (rank > 0))
         if isinstance(error, Exception):
             traceback.print_exc()
-        if args.resume and not args.play:
-            print(f"to go on: {python} {sys.argv[0]} --resume {args.resume}", file=sys.stderr)
+        if Run.latest:
+            print(f"to go on: {python} {sys.argv[0]} --resume {Run.latest}", file=sys.stderr)
         time.sleep(leave is not sys.exit)
         leave(1 if isinstance(error, Exception) else 130)
 

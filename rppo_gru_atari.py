@@ -86,8 +86,8 @@ class Args:
     max_grad_norm: float = 0.5  # gradients are clipped to this norm
     target_kl: float = np.inf  # an update ends where the estimated KL exceeds 1.5 times this
 
-    runs_dir: str = "runs"  # directory of the runs
-    run_name: str | None = None  # name; None: env_id__script__seed__time
+    runs_dir: str = "runs"  # directory of new runs
+    run_name: str | None = None  # name of a new run; None: env_id__script__seed__time
     track: bool = False  # log to Weights & Biases
     eval_episodes: int = 10  # deterministic episodes after training, or of --play
     resume: str | None = None  # run directory to go on with; other flags override its own
@@ -105,8 +105,8 @@ class ResetGRU(nn.Module):
     cannot stop for that. But no loss reads the output of a final step, so on replay that step can
     *be* the reset. x gets two more features. The first is 1; its weights are the input's biases.
     The second is 0, with fixed weights: 1 to the gates r and z, else 0. But on final steps x is
-    (0, ..., 0, 0, -1e4). sigmoid(-1e4) is exactly 0 in floating point, so n = tanh(0 + 0 (...)) = 0
-    and h' = (1 - 0) n + 0 h = 0, and no gradient passes. GRU: Cho et al. 2014, arXiv:1406.1078.
+    (0, ..., 0, 0, -1e4). Then r = z = sigmoid(U h + b - 1e4) = 0 exactly in floating point, so
+    n = tanh(0) = 0, h' = (1 - 0) n + 0 h = 0, and no gradient passes (GRU: arXiv:1406.1078).
     """
 
     def __init__(self, input_size: int, hidden_size: int):
@@ -147,8 +147,7 @@ class NatureCNN(nn.Module):
 
     def __init__(self, channels: int, amp: bool):
         super().__init__()
-        self.amp = amp
-        relu = nn.ReLU(inplace=True)
+        self.amp, relu = amp, nn.ReLU(inplace=True)
         self.cnn = nn.Sequential(
             nn.Conv2d(channels, 32, 8, 4), relu, nn.Conv2d(32, 64, 4, 2), relu,
             nn.Conv2d(64, 64, 3), relu, nn.Conv2d(64, 512, 7), relu, nn.Flatten(),
@@ -164,7 +163,7 @@ class NatureCNN(nn.Module):
 
 
 class Agent(nn.Module):
-    """CNN, GRU, actor, critic. state (1, N, H) is h; a separate critic's is added."""
+    """CNN, GRU, actor, critic. state (1, N, H): h; (2, N, H) with a separate critic."""
 
     def __init__(self, envs, args: Args):
         super().__init__()
@@ -290,7 +289,7 @@ def train(args: Args) -> Agent:
     torch.manual_seed(args.seed + 10_000 * (1 + RANK))  # equal weights, then own noise
     optimizer = torch.optim.Adam(agent.parameters(), eps=1e-5, fused=True)
     run = Run(args, envs, agent, optimizer)
-    # What environments return is in NumPy arrays, what the agent computes in tensors.
+    # NumPy holds what environments return, torch what the agent computes.
     tensor = partial(torch.as_tensor, device=device)
     obs = np.zeros((T + 1, N, *envs.single_observation_space.shape), np.uint8)
     final = np.zeros((T + 1, N), bool)  # obs[t] is the last of its episode
@@ -371,7 +370,6 @@ def train(args: Args) -> Agent:
         dist.destroy_process_group()
     if RANK == 0:
         run.finish()
-    args.resume = None  # train(args) begins anew
     return agent
 
 
@@ -389,7 +387,7 @@ def check_args(args: Args) -> None:
     """Raises ArgumentError for the first flag that cannot work."""
     for name, value in vars(args).items():
         if type(default := getattr(Args, name)) in (int, float):
-            low = int(type(default) is int and name not in ("seed", "seq_len", "eval_episodes"))
+            low = 0 if type(default) is float or name in ("seed", "seq_len", "eval_episodes") else 1
             high = 1 if name in ("gamma", "gae_lambda", "sticky_actions") else 10**9  # int32 seeds
             fine = low <= value <= high or value == default
             check(fine, f"--{name} {value}: must be from {low} to {high}")
@@ -403,9 +401,9 @@ def check_args(args: Args) -> None:
 
 
 def check_finite(name: str, x) -> None:
-    """Raises FloatingPointError for the first number of x that is not finite."""
-    for index in np.argwhere(~np.isfinite(x))[:1].tolist():
-        raise FloatingPointError(f"{name}{index} is {x[tuple(index)]}")
+    """FloatingPointError, with the place, if a number of x is not finite."""
+    if bad := np.argwhere(~np.isfinite(x)).tolist():
+        raise FloatingPointError(f"{name}{bad[0]} is {x[tuple(bad[0])]}")
 
 
 class FireReset(gym.Wrapper):
@@ -446,9 +444,11 @@ def to_env(actions: Tensor, space) -> np.ndarray:
 class Run:
     """A run's progress, log and agent.pt, saved at the start, every minute and at the end."""
 
+    latest: Path | None = None  # main says how to go on
+
     def __init__(self, args: Args, envs, agent: Agent, optimizer):
         self.args, self.agent, self.optimizer = args, agent, optimizer
-        self.returns, self.lengths = envs.return_queue, envs.length_queue  # of 100 episodes
+        self.returns, self.lengths = envs.return_queue, envs.length_queue  # of the last 100
         self.step, seconds = 0, 0.0
         name = args.run_name or f"{args.env_id}__{SCRIPT}__{args.seed}__{time.time():.0f}"
         name = name.replace("/", "-").replace(":", "-")
@@ -461,13 +461,13 @@ class Run:
             self.step, seconds = saved["step"], saved["seconds"]
             self.returns.extend(saved["returns"] if RANK == 0 else ())
             self.lengths.extend(saved["lengths"] if RANK == 0 else ())
-        if args.track and RANK == 0:  # before SummaryWriter, which wandb patches
+        if args.track and RANK == 0 and (args.resume or not self.dir.exists()):  # else refused
             try:
                 import wandb
 
-                wandb.init(id=self.dir.name, name=self.dir.name, resume="allow",
-                           config=vars(args), sync_tensorboard=True)  # fmt: skip
-            except Exception as error:  # not installed, or not logged in
+                wandb.init(id=self.dir.name, name=self.dir.name, config=vars(args), resume="allow",
+                           reinit="finish_previous", sync_tensorboard=True)  # fmt: skip
+            except Exception as error:
                 raise ArgumentError(f"--track: {error}") from error
         try:
             if RANK == 0:
@@ -475,7 +475,7 @@ class Run:
                 self.writer = SummaryWriter(str(self.dir), purge_step=self.step + 1)
         except OSError as error:
             raise ArgumentError(f"{error}; --resume goes on with a run") from error
-        args.resume = str(self.dir)  # main says how to go on
+        Run.latest = self.dir
         self.bar = tqdm(total=args.total_timesteps, initial=self.step, unit="step", disable=RANK)
         self.began, self.logged = time.time() - seconds, time.time()
         self.timed: list[tuple[int, float]] = []  # steps, seconds of iterations; the first is slow
@@ -591,7 +591,7 @@ def play(args: Args) -> None:
 def parse_args() -> Args:
     """Flags over defaults: those of the run to resume or play, if any."""
     early, _ = tyro.cli(Args, return_unknown_args=True, add_help=False)
-    run_dir = early.resume or early.play
+    run_dir = early.play or early.resume
     defaults = load(run_dir)["args"] if run_dir else {}
     args = tyro.cli(Args, default=Args(**defaults), description=__doc__.split("\n\nPPO")[0])
     for name in FIXED if run_dir else ():
@@ -601,7 +601,7 @@ def parse_args() -> Args:
 
 def main() -> None:
     """Exit codes: 2, a bad argument; 1, an error; 130, Ctrl-C."""
-    args, how = Args(), f"torchrun --nproc-per-node {WORLD_SIZE}" if WORLD_SIZE > 1 else "python"
+    how = f"torchrun --nproc-per-node {WORLD_SIZE}" if WORLD_SIZE > 1 else "python"
     try:
         args = parse_args()
         play(args) if args.play else train(args)
@@ -611,8 +611,8 @@ def main() -> None:
     except (Exception, KeyboardInterrupt) as error:
         if isinstance(error, Exception):
             traceback.print_exc()
-        if args.resume and not args.play:
-            print(f"\nto go on: {how} {sys.argv[0]} --resume {args.resume}", file=sys.stderr)
+        if Run.latest:
+            print(f"\nto go on: {how} {sys.argv[0]} --resume {Run.latest}", file=sys.stderr)
         sys.exit(1 if isinstance(error, Exception) else 130)
 
 

@@ -79,8 +79,8 @@ class Args:
     max_grad_norm: float = 0.5  # gradients are clipped to this norm
     target_kl: float = np.inf  # an update ends where the estimated KL exceeds 1.5 times this
 
-    runs_dir: str = "runs"  # directory of the runs
-    run_name: str | None = None  # name; None: env_id__script__seed__time
+    runs_dir: str = "runs"  # directory of new runs
+    run_name: str | None = None  # name of a new run; None: env_id__script__seed__time
     track: bool = False  # log to Weights & Biases
     eval_episodes: int = 10  # deterministic episodes after training, or of --play
     resume: str | None = None  # run directory to go on with; other flags override its own
@@ -101,8 +101,8 @@ class ResetLSTM(nn.Module):
     Its definition is a loop: state = cell(x[t], state), then state = 0 if final[t]. A fused call
     cannot stop for that. But no loss reads the output of a final step, so on replay that step can
     *be* the reset. x gets one more feature, with fixed weights: 1 to the input and forget gates,
-    else 0. It is 0, but on final steps x is (0, ..., 0, -1e4). sigmoid(-1e4) is exactly 0
-    in floating point, so c = f c + i g = 0 and h = o tanh(c) = 0, and no gradient passes.
+    else 0. It is 0, but on final steps x is (0, ..., 0, -1e4). Then i = f = sigmoid(U h + b - 1e4)
+    = 0 exactly in floating point, so c = f c + i g = 0, h = o tanh(c) = 0, and no gradient passes.
     """
 
     def __init__(self, input_size: int, hidden_size: int):
@@ -139,7 +139,7 @@ def linear(inputs: int, outputs: int, std: float = 2**0.5) -> nn.Linear:
 
 
 class Agent(nn.Module):
-    """Encoder, LSTM, actor, critic. state (2, N, H) is h and c; a separate critic's are added."""
+    """Encoder, LSTM, actor, critic. state (2, N, H): h and c; (4, N, H) with a separate critic."""
 
     def __init__(self, envs, args: Args):
         super().__init__()
@@ -189,9 +189,9 @@ class Agent(nn.Module):
     def predict(self, obs, info: dict, state: Tensor | None, deterministic: bool = True):
         """obs (N, n), info of N environments, state, None at first -> actions, next state."""
         state = self.initial_state(len(obs)) if state is None else state
+        tensor = partial(torch.as_tensor, device=state.device)
         legal = legal_choices(self.exists, info, np.zeros(len(obs), bool))
-        obs, legal = (torch.as_tensor(x, device=state.device) for x in (np.float32(obs), legal))
-        logp, _, state = self.step(obs, legal, state)
+        logp, _, state = self.step(tensor(np.float32(obs)), tensor(legal), state)
         choices = logp.argmax(-1) if deterministic else sample(logp)
         return to_env(choices, self.action_space), state
 
@@ -267,7 +267,7 @@ def train(args: Args) -> Agent:
     agent = Agent(envs, args).to(device)
     optimizer = torch.optim.Adam(agent.parameters(), eps=1e-5, fused=True)
     run = Run(args, envs, agent, optimizer)
-    # What environments return is in NumPy arrays, what the agent computes in tensors.
+    # NumPy holds what environments return, torch what the agent computes.
     tensor = partial(torch.as_tensor, device=device)
     obs = np.zeros((T + 1, N, spaces.flatdim(envs.single_observation_space)), np.float32)
     legal = np.zeros((T + 1, N, *agent.exists.shape), bool)  # allowed choices
@@ -345,7 +345,6 @@ def train(args: Args) -> Agent:
 
     envs.close()
     run.finish()
-    args.resume = None  # train(args) begins anew
     return agent
 
 
@@ -363,7 +362,7 @@ def check_args(args: Args) -> None:
     """Raises ArgumentError for the first flag that cannot work."""
     for name, value in vars(args).items():
         if type(default := getattr(Args, name)) in (int, float):
-            low = int(type(default) is int and name not in ("seed", "seq_len", "eval_episodes"))
+            low = 0 if type(default) is float or name in ("seed", "seq_len", "eval_episodes") else 1
             high = 1 if name in ("gamma", "gae_lambda") else 10**12
             fine = low <= value <= high or value == default
             check(fine, f"--{name} {value}: must be from {low} to {high}")
@@ -376,14 +375,14 @@ def check_args(args: Args) -> None:
 
 
 def check_finite(name: str, x) -> None:
-    """Raises FloatingPointError for the first number of x that is not finite."""
-    for index in np.argwhere(~np.isfinite(x))[:1].tolist():
-        raise FloatingPointError(f"{name}{index} is {x[tuple(index)]}")
+    """FloatingPointError, with the place, if a number of x is not finite."""
+    if bad := np.argwhere(~np.isfinite(x)).tolist():
+        raise FloatingPointError(f"{name}{bad[0]} is {x[tuple(bad[0])]}")
 
 
 def make_envs(args: Args, num_envs: int, render_mode: str | None = None):
     """num_envs environments as one, whose observations are vectors (num_envs, n)."""
-    mode = "sync" if render_mode else "async" if args.async_envs else None  # None: its own, or sync
+    mode = "sync" if render_mode else "async" if args.async_envs else None  # None: make_vec chooses
     kwargs: dict = {"render_mode": render_mode} if render_mode else {}
     try:
         envs = gym.make_vec(args.env_id, num_envs, mode, **kwargs)
@@ -435,9 +434,11 @@ def to_env(actions: Tensor, space) -> np.ndarray:
 class Run:
     """A run's progress, log and agent.pt, saved at the start, every minute and at the end."""
 
+    latest: Path | None = None  # main says how to go on
+
     def __init__(self, args: Args, envs, agent: Agent, optimizer):
         self.args, self.agent, self.optimizer = args, agent, optimizer
-        self.returns, self.lengths = envs.return_queue, envs.length_queue  # of 100 episodes
+        self.returns, self.lengths = envs.return_queue, envs.length_queue  # of the last 100
         self.step, seconds = 0, 0.0
         name = args.run_name or f"{args.env_id}__{SCRIPT}__{args.seed}__{time.time():.0f}"
         name = name.replace("/", "-").replace(":", "-")
@@ -449,20 +450,20 @@ class Run:
             self.step, seconds = saved["step"], saved["seconds"]
             self.returns.extend(saved["returns"])
             self.lengths.extend(saved["lengths"])
-        if args.track:  # before SummaryWriter, which wandb patches
+        if args.track and (args.resume or not self.dir.exists()):  # else refused
             try:
                 import wandb
 
-                wandb.init(id=self.dir.name, name=self.dir.name, resume="allow",
-                           config=vars(args), sync_tensorboard=True)  # fmt: skip
-            except Exception as error:  # not installed, or not logged in
+                wandb.init(id=self.dir.name, name=self.dir.name, config=vars(args), resume="allow",
+                           reinit="finish_previous", sync_tensorboard=True)  # fmt: skip
+            except Exception as error:
                 raise ArgumentError(f"--track: {error}") from error
         try:
             self.dir.mkdir(parents=True, exist_ok=bool(args.resume))
             self.writer = SummaryWriter(str(self.dir), purge_step=self.step + 1)
         except OSError as error:
             raise ArgumentError(f"{error}; --resume goes on with a run") from error
-        args.resume = str(self.dir)  # main says how to go on
+        Run.latest = self.dir
         self.bar = tqdm(total=args.total_timesteps, initial=self.step, unit="step")
         self.began, self.logged = time.time() - seconds, time.time()
         self.timed: list[tuple[int, float]] = []  # steps, seconds of iterations; the first is slow
@@ -571,7 +572,7 @@ def play(args: Args) -> None:
 def parse_args() -> Args:
     """Flags over defaults: those of the run to resume or play, or of PRESETS."""
     early, _ = tyro.cli(Args, return_unknown_args=True, add_help=False)
-    run_dir, task = early.resume or early.play, (early.env_id, early.mask_velocity)
+    run_dir, task = early.play or early.resume, (early.env_id, early.mask_velocity)
     defaults = load(run_dir)["args"] if run_dir else PRESETS.get(task, {})
     args = tyro.cli(Args, default=Args(**defaults), description=__doc__.split("\n\nPPO")[0])
     for name in FIXED if run_dir else ():
@@ -581,7 +582,6 @@ def parse_args() -> Args:
 
 def main() -> None:
     """Exit codes: 2, a bad argument; 1, an error; 130, Ctrl-C."""
-    args = Args()
     try:
         args = parse_args()
         play(args) if args.play else train(args)
@@ -591,8 +591,8 @@ def main() -> None:
     except (Exception, KeyboardInterrupt) as error:
         if isinstance(error, Exception):
             traceback.print_exc()
-        if args.resume and not args.play:
-            print(f"\nto go on: python {sys.argv[0]} --resume {args.resume}", file=sys.stderr)
+        if Run.latest:
+            print(f"\nto go on: python {sys.argv[0]} --resume {Run.latest}", file=sys.stderr)
         sys.exit(1 if isinstance(error, Exception) else 130)
 
 

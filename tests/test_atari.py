@@ -509,8 +509,10 @@ def test_each_process_resumes_with_its_own_random_numbers(runs, monkeypatch):
 
 def test_main_says_with_how_many_processes_a_run_goes_on(monkeypatch, capsys):
     def fail(args):
-        args.resume = "/runs/a"
+        rppo.Run.latest = "/runs/a"
         raise ZeroDivisionError
+
+    monkeypatch.setattr(rppo.Run, "latest", None)  # and as it was afterwards
 
     for count, how in (1, "python"), (3, "torchrun --nproc-per-node 3"):
         monkeypatch.setattr(rppo, "WORLD_SIZE", count)

@@ -9,7 +9,7 @@ import struct
 import subprocess
 import sys
 import time
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from types import SimpleNamespace
 
 import gymnasium as gym
@@ -44,6 +44,7 @@ def main(folder, script: str, *flags):
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.chdir(folder)
         patch.setattr(sys, "argv", [script, *" ".join(map(str, flags)).split()])
+        MODULES[script].Run.latest = None  # as in a new process
         try:
             MODULES[script].main()
         except SystemExit as stop:
@@ -263,6 +264,7 @@ WRONG = [  # flags after those of a short run, and what the line says
     ("--runs-dir link", "Not a directory"),
     ("--runs-dir /proc/x", "/proc/x"),
     ("--run-name taken", "runs/taken'; --resume goes on with a run"),
+    ("--track --run-name taken", "runs/taken'; --resume goes on with a run"),  # nor a record of it
     ("--resume nowhere", "nowhere/agent.pt cannot be used: FileNotFoundError"),
     ("--resume runs/taken", "runs/taken/agent.pt cannot be used: FileNotFoundError"),
     ("--play nowhere", "nowhere/agent.pt cannot be used: FileNotFoundError"),
@@ -459,6 +461,7 @@ def test_play(script, tmp_path, monkeypatch):
     assert re.findall(r"^return (\S+)$", out, re.M) == [f"{x:.2f}" for x in evaluation]
     films = sorted((tmp_path / "runs/a/videos").glob("*.mp4"))
     assert len(films) == 2 and all(film.stat().st_size > 1000 for film in films)
+    assert main(tmp_path, script, "--resume runs/toy --play runs/a --capture-video")[1] == out
     monkeypatch.setenv("DISPLAY", ":0")  # of SDL's dummy driver
     env_class, frames = type(gym.make(saved["args"]["env_id"]).unwrapped), []
     real = env_class.render
@@ -480,17 +483,28 @@ def test_play(script, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("script", RUNS)
 def test_train_again_is_another_run(script, tmp_path, monkeypatch):
-    """A loop over seeds may use one Args object."""
+    """A loop over seeds may use one Args object, also when a run of it has failed."""
     flags = [*SHORT[script].split(), *"--total-timesteps 200 --eval-episodes 0".split()]
     expected = trained(tmp_path, script, *flags, "--seed 2 --run-name alone")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [script, *flags])
-    args = MODULES[script].parse_args()
-    for args.seed in 1, 2:
+    module = MODULES[script]
+    args = module.parse_args()
+
+    def fail(*_):
+        raise FloatingPointError
+
+    for args.seed in 0, 1, 2:
         args.run_name = f"seed {args.seed}"
-        MODULES[script].train(args)
+        with (
+            monkeypatch.context() as patch,
+            nullcontext() if args.seed else pytest.raises(FloatingPointError),
+        ):
+            if args.seed == 0:
+                patch.setattr(module.Run, "log", fail)
+            module.train(args)
     assert_same(read("runs/seed 2")["agent"], expected["agent"])
-    assert read("runs/seed 1")["args"]["seed"] == 1
+    assert read("runs/seed 1")["args"]["seed"] == 1 and read("runs/seed 0")["step"] == 0
 
 
 def history(folder) -> dict:
@@ -551,6 +565,25 @@ def test_track_sends_every_scalar(script, resume, tmp_path):
         assert bool(before) == (first > 500)
         assert len(expected) >= (5 if "Pendulum" in SHORT[script] else 7)
         before.add(folder)
+
+
+def test_each_of_two_runs_in_one_process_has_a_record(tmp_path):
+    pytest.importorskip("wandb")
+    program = (
+        "import rppo_lstm\n"
+        "args = rppo_lstm.Args(total_timesteps=512, num_steps=32, eval_episodes=0, track=True)\n"
+        "for args.seed in 1, 2:\n"
+        "    args.run_name = f'seed{args.seed}'\n"
+        "    rppo_lstm.train(args)\n"
+    )
+    env = {**os.environ, "WANDB_MODE": "offline", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", program]
+    subprocess.run(command, cwd=tmp_path, env=env, check=True, capture_output=True, timeout=240)
+    for seed in 1, 2:
+        [folder] = (tmp_path / "wandb").glob(f"offline-run-*-seed{seed}")
+        sent, expected = history(folder)["scalars"], scalars(tmp_path / f"runs/seed{seed}")
+        assert expected.keys() == {name for name in sent if "/" in name}
+        assert all(sent[name] == pytest.approx(points) for name, points in expected.items())
 
 
 @pytest.mark.parametrize("how", ["not installed", "not logged in"])

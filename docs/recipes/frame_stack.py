@@ -19,7 +19,7 @@ import torch
 import torch.nn as nn
 from gymnasium.vector.utils import batch_space
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.append(str(Path(__file__).parent / "../.."))
 name = sys.argv.pop(1) if sys.argv[1:2] == ["rppo_continuous"] else "rppo_lstm"
 script = importlib.import_module(name)
 FRAMES = 4

@@ -16,7 +16,7 @@ import torch
 import torch.nn as nn
 from gymnasium import spaces
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.append(str(Path(__file__).parent / "../.."))
 
 
 class ImageCNN(nn.Module):

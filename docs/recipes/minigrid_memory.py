@@ -28,7 +28,7 @@ import torch.nn as nn
 from gymnasium import spaces
 from gymnasium.wrappers import TransformAction, TransformObservation
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.append(str(Path(__file__).parent / "../.."))
 import rppo_lstm
 
 FORGET, SCALE = 2.0, 3.0

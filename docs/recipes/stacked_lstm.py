@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 import torch.nn as nn
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.append(str(Path(__file__).parent / "../.."))
 import rppo_lstm
 from rppo_gru_atari import ResetGRU
 from rppo_lstm import ResetLSTM

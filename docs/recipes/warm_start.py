@@ -11,7 +11,7 @@ the weights it is 439 to 458 at the end, after 100,000 steps.
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.append(str(Path(__file__).parent / "../.."))
 import rppo_lstm
 
 if __name__ == "__main__":

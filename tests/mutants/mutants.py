@@ -133,7 +133,7 @@ MUTANTS = [
     (P, "each rank stops early on its own", "            average(losses[-1], comm)\n", "", MPI),
     (P, "target_kl is ignored", "if losses[-1][-1] > 1.5 * args.target_kl:", "if losses[-1][-1] > 1e9 * args.target_kl:", MPI),
     (P, "each rank begins with its own weights", "    comm.Bcast(weights.numpy())  # all begin with those of rank 0\n", "", MPI),
-    (P, "all ranks draw the same numbers", "args.seed += 10_000 * comm.rank", "args.seed += 0 * comm.rank", MPI),
+    (P, "all ranks draw the same numbers", "seed = args.seed + 10_000 * comm.rank", "seed = args.seed", MPI),
     (P, "gradients are no pieces of the vector", "p.data, p.grad = x.view_as(p), grad.view_as(p)", "p.data = x.view_as(p)", MPI),
     (P, "gradients add up over minibatches", "            weights.grad.zero_()\n", "", MPI),
     (P, "statistics stay each rank's own", "comm.allreduce(torch.stack([torch.ones_like(x), x, x**2]).sum(1))", "torch.stack([torch.ones_like(x), x, x**2]).sum(1)", MPI),
