@@ -434,7 +434,7 @@ def to_env(actions: Tensor, space) -> np.ndarray:
 class Run:
     """A run's progress, log and agent.pt, saved at the start, every minute and at the end."""
 
-    latest: Path | None = None  # main says how to go on
+    latest: Path | None = None  # the directory to go on with
 
     def __init__(self, args: Args, envs, agent: Agent, optimizer):
         self.args, self.agent, self.optimizer = args, agent, optimizer
@@ -451,7 +451,7 @@ class Run:
             self.returns.extend(saved["returns"])
             self.lengths.extend(saved["lengths"])
         if args.track and (args.resume or not self.dir.exists()):  # else refused
-            try:
+            try:  # before SummaryWriter, which it patches
                 import wandb
 
                 wandb.init(id=self.dir.name, name=self.dir.name, config=vars(args), resume="allow",
