@@ -567,14 +567,15 @@ def test_track_sends_every_scalar(script, resume, tmp_path):
         before.add(folder)
 
 
-def test_each_of_two_runs_in_one_process_has_a_record(tmp_path):
+@pytest.mark.parametrize("script", ["rppo_lstm"])
+def test_each_of_two_runs_in_one_process_has_a_record(script, tmp_path):
     pytest.importorskip("wandb")
     program = (
-        "import rppo_lstm\n"
-        "args = rppo_lstm.Args(total_timesteps=512, num_steps=32, eval_episodes=0, track=True)\n"
+        f"from {script} import Args, train\n"
+        "args = Args(total_timesteps=512, num_steps=32, eval_episodes=0, track=True)\n"
         "for args.seed in 1, 2:\n"
         "    args.run_name = f'seed{args.seed}'\n"
-        "    rppo_lstm.train(args)\n"
+        "    train(args)\n"
     )
     env = {**os.environ, "WANDB_MODE": "offline", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", program]

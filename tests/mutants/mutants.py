@@ -75,6 +75,10 @@ MUTANTS = [
     (L, "no agent.pt before the first reset", "        self.timed: list[tuple[int, float]] = []  # steps, seconds of iterations; the first is slow\n        self.save()\n", "        self.timed: list[tuple[int, float]] = []\n        self.saved = time.time()\n", RUN),
     (L, "TensorBoard keeps points after the saved step", ", purge_step=self.step + 1", "", RUN),
     (L, "another task may be resumed", "for name in FIXED if run_dir else ():", "for name in ():", RUN),
+    (L, "--resume decides what --play shows", "early.play or early.resume", "early.resume or early.play", RUN),
+    (L, "a failed run goes on when the next should begin", "Path(args.resume or Path(args.runs_dir, name))", "Path(args.resume or Run.latest or Path(args.runs_dir, name))", RUN),
+    (L, "two runs of a process share a record", 'reinit="finish_previous", ', "", RUN),
+    (L, "a refused run reopens the record of its name", " and (args.resume or not self.dir.exists())", "", RUN),
     (L, "velocities of the wrong entries", '"CartPole": [1, 3]', '"CartPole": [0, 2]', AGENT),
     # trpo.py: the policy's step
     (T, "the KL's arguments exchanged", "kl = kl_divergence(old, new).mean().item()", "kl = kl_divergence(new, old).mean().item()", TRPO),
