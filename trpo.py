@@ -552,11 +552,11 @@ class Run:
             self.writer = SummaryWriter(str(self.dir), purge_step=self.step + 1)
         except OSError as error:
             raise ArgumentError(f"{error}; --resume goes on with a run") from error
-        Run.latest = self.dir
         self.bar = tqdm(total=args.total_timesteps, initial=self.step, unit="step")
         self.began, self.logged = time.time() - seconds, time.time()
         self.timed: list[tuple[int, float]] = []  # steps, seconds of iterations; the first is slow
         self.save()
+        Run.latest = self.dir
 
     def log(self, steps: int, names: tuple[str, ...], losses: list[Tensor]) -> None:
         """Ends an iteration of that many steps; losses has those of each minibatch."""
