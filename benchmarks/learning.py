@@ -347,7 +347,7 @@ def peer(algorithm: str, env_id: str, settings: str, steps: str, seed: str, run_
     import sb3_contrib
     import stable_baselines3
     import torch
-    from gymnasium.wrappers import TransformObservation
+    from gymnasium.wrappers import FlattenObservation, TransformObservation
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.evaluation import evaluate_policy
     from stable_baselines3.common.vec_env import VecNormalize
@@ -361,14 +361,17 @@ def peer(algorithm: str, env_id: str, settings: str, steps: str, seed: str, run_
         kwargs["policy_kwargs"]["activation_fn"] = getattr(torch.nn, activation)
 
     def make(num_envs: int, seed: int):
-        def mask(env):
-            return TransformObservation(env, lambda obs: obs * np.float32(visible), None)
+        def wrap(env):
+            if visible:
+                return TransformObservation(env, lambda obs: obs * np.float32(visible), None)
+            plain = isinstance(env.observation_space, gym.spaces.Box | gym.spaces.Discrete)
+            return env if plain else FlattenObservation(env)  # sb3 knows no tuples
 
-        return make_vec_env(env_id, num_envs, seed, wrapper_class=mask if visible else None)
+        return make_vec_env(env_id, num_envs, seed, wrapper_class=wrap)
 
     envs = make(num_envs or 1, int(seed))
     if normalize:
-        real = normalize != "rewards" and isinstance(envs.observation_space, gym.spaces.Box)
+        real = normalize != "rewards" and envs.observation_space.dtype.kind == "f"
         envs = VecNormalize(envs, norm_obs=real, gamma=kwargs.get("gamma", 0.99))
     for name in linear or ():
         kwargs[name] = lambda remaining, first=kwargs[name]: remaining * first
