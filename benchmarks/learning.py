@@ -98,10 +98,10 @@ OURS = (  # rppo_lstm.py's hyperparameters
     '"net_arch": {{"pi": [64], "vf": [64]}}}}}}'
 )
 OURS_MINIGRID = (  # minigrid_memory.py's
-    'RecurrentPPO minigrid_memory:MemoryS9-v0 {"num_envs": 16, "normalize": "rewards", '
+    'RecurrentPPO minigrid_memory:MemoryS{}-v0 {{"num_envs": 16, "normalize": "rewards", '
     '"n_steps": 128, "batch_size": 256, "n_epochs": 4, "ent_coef": 0.03, "learning_rate": 1e-3, '
-    '"clip_range": 0.2, "linear": ["learning_rate"], "policy_kwargs": {"lstm_hidden_size": 128, '
-    '"net_arch": {"pi": [64], "vf": [64]}}}'
+    '"clip_range": 0.2, "linear": ["learning_rate"], '
+    '"policy_kwargs": {{"lstm_hidden_size": 128, "net_arch": {{"pi": [64], "vf": [64]}}}}}}'
 )
 # What people ask of a recurrent agent: flags, and the changes of docs/exercises.
 ABLATIONS = {
@@ -121,6 +121,17 @@ def ablations(flags: str) -> dict[str, str]:
     return {name: f"docs/exercises/run.py {change} {flags}" for name, change in ABLATIONS.items()}
 
 
+def minigrid(size: int) -> dict[str, str]:
+    env_id = f"MemoryS{size}-v0"
+    return {
+        "lstm": f"docs/recipes/minigrid_memory.py --env-id {env_id}",
+        "ablated": f"docs/recipes/minigrid_memory.py --env-id {env_id} --ablate-memory",
+        "frames": f"{FRAMES} --env-id minigrid_memory:{env_id} --num-envs 16 "
+        "--num-minibatches 8 --learning-rate 1e-3 --ent-coef 0.03",
+        "sb3-contrib": f"peer {OURS_MINIGRID.format(size)}",
+    }
+
+
 def popgym(name: str) -> dict[str, str]:
     flags = f"--env-id popgym:popgym-{name}-v0"
     return {
@@ -129,6 +140,7 @@ def popgym(name: str) -> dict[str, str]:
         "frames": f"{FRAMES} {flags}",
         "lstm, previous action": f"docs/recipes/previous_action.py {flags}",
         "lstm, chrono": f"docs/recipes/long_memory.py {flags}",
+        "lstm, separate critic": f"rppo_lstm.py {flags} --separate-critic",
         "sb3-contrib": f"peer {OURS.format(flags.split()[1])}",
     }
 
@@ -210,20 +222,8 @@ TASKS: dict[str, tuple[int, dict[str, str]]] = {
             "sb3-contrib": f"peer {OURS.format('poc_memory:PocMemory-v0')}",
         },
     ),
-    "minigrid-memory-s9": (
-        1_500_000,
-        {
-            "lstm": "docs/recipes/minigrid_memory.py",
-            "ablated": "docs/recipes/minigrid_memory.py --ablate-memory",
-            "frames": f"{FRAMES} --env-id minigrid_memory:MemoryS9-v0 --num-envs 16 "
-            "--num-minibatches 8 --learning-rate 1e-3 --ent-coef 0.03",
-            "sb3-contrib": f"peer {OURS_MINIGRID}",
-        },
-    ),
-    "minigrid-memory-s13": (
-        5_000_000,
-        {"lstm": "docs/recipes/minigrid_memory.py --env-id MemoryS13-v0"},
-    ),
+    "minigrid-memory-s9": (1_500_000, minigrid(9)),
+    "minigrid-memory-s13": (5_000_000, minigrid(13)),
     "popgym-repeat-previous-easy": (500_000, popgym("RepeatPreviousEasy")),
     "popgym-repeat-previous-medium": (2_000_000, popgym("RepeatPreviousMedium")),
     **{
