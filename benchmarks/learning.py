@@ -79,8 +79,11 @@ ZOO_MOUNTAINCAR = (
     '"enable_critic_lstm": true, "net_arch": {"pi": [64], "vf": [64]}}}'
 )
 ZOO_LANDER = (
-    'RecurrentPPO {} {{"num_envs": 16, "n_steps": 1024, "batch_size": 64, "gae_lambda": 0.98, '
-    '"gamma": 0.999, "n_epochs": 4, "ent_coef": 0.01, "visible": [1, 1, 0, 0, 1, 0, 1, 1]}}'
+    'RecurrentPPO {} {{"num_envs": 32, "normalize": true, "n_steps": 512, "batch_size": 128, '
+    '"gae_lambda": 0.98, "gamma": 0.999, "n_epochs": 4, "ent_coef": 0.01, '
+    '"visible": [1, 1, 0, 0, 1, 0, 1, 1], "activation": "ReLU", "policy_kwargs": '
+    '{{"ortho_init": false, "lstm_hidden_size": 64, "enable_critic_lstm": true, '
+    '"net_arch": {{"pi": [64], "vf": [64]}}}}}}'
 )
 ZOO_TRPO_LANDER = (
     'TRPO LunarLanderContinuous-v3 {"num_envs": 2, "normalize": true, "n_steps": 1024, '
