@@ -8,8 +8,8 @@
     python rppo_continuous.py --play runs/RUN                       # watch it
 
 PPO: Schulman et al. 2017, arXiv:1707.06347. GAE: Schulman et al. 2016, arXiv:1506.02438.
-gSDE, generalised state-dependent exploration: noise that is a function of the LSTM's output, for
-many steps the same. Raffin et al. 2021, arXiv:2005.05719.
+gSDE, generalised state-dependent exploration: noise is a function of the LSTM's output, the same
+function for many steps. Raffin et al. 2021, arXiv:2005.05719.
 
 A rollout is T time steps of N environments; its arrays are (T, N, ...). When an episode ends,
 Gymnasium's vector environments return its last observation as a time step of its own:
@@ -92,7 +92,7 @@ class Args:
     eval_episodes: int = 10  # deterministic episodes after training, or of --play
     resume: str | None = None  # run directory to go on with; other flags override its own
     play: str | None = None  # run directory whose agent to watch
-    capture_video: bool = False  # --play writes videos into the run directory
+    capture_video: bool = False  # with --play only: films into RUN/videos
 
 
 PRESETS = {  # better defaults for a task: (env_id, mask_velocity)

@@ -92,7 +92,7 @@ class Args:
     eval_episodes: int = 10  # deterministic episodes after training, or of --play
     resume: str | None = None  # run directory to go on with; other flags override its own
     play: str | None = None  # run directory whose agent to watch
-    capture_video: bool = False  # --play writes videos into the run directory
+    capture_video: bool = False  # with --play only: films into RUN/videos
 
 
 FIXED = "env_id", "frame_stack", "hidden_size", "separate_critic", "ablate_memory"

@@ -4,9 +4,10 @@
 
 A run is what a user would start from the shell. Its final agent then plays 100 deterministic
 episodes, seeded from 1,000,000 x seed, so that no two agents meet the same starts. A run that has a
-row in learning.csv is skipped, a failed one too: delete the row to run it again. After a crash or
-kill -9 the same command goes on: finished runs are kept, a run that was interrupted is resumed, and
-its wall_seconds, which nobody knows, stay empty. Agents stay in --runs-dir.
+row in learning.csv is skipped, a failed one too: delete its rows, there and in curves.csv, to run it
+again. After a crash or kill -9 the same command goes on: finished runs are kept, a run that was
+interrupted is resumed (a peer begins again), and its wall_seconds, which nobody knows, stay empty.
+Agents stay in --runs-dir.
 """
 
 import argparse
@@ -49,8 +50,9 @@ WALKER = (
 TRPO = "trpo.py --env-id"
 ATARI = "rppo_gru_atari.py --env-id"
 PPO1 = "ppo1_mpi.py --env-id CartPole-v1"
-# Peers; peer() reads these words. stable-baselines3's PPO has the hyperparameters of PPO's paper,
-# sb3-contrib's RecurrentPPO those of rl-baselines3-zoo, its TRPO those of its MuJoCo table.
+# Peers; peer() reads these words. stable-baselines3's PPO has the hyperparameters of PPO's paper
+# and the schedules and normalisation of OpenAI's baselines, sb3-contrib's RecurrentPPO the settings
+# of rl-baselines3-zoo (2.9), its TRPO those of its MuJoCo table.
 PPO_PAPER = (
     'PPO {} {{"n_steps": 2048, "batch_size": 64, "n_epochs": 10, "ent_coef": 0.0, '
     '"learning_rate": 3e-4, "clip_range": 0.2, "linear": ["learning_rate", "clip_range"], '
@@ -494,7 +496,7 @@ def run(task: str, method: str, seed: int, options: argparse.Namespace) -> str:
             returns = result["evaluation"] or evaluate(script, flags, run_dir, seed)
             points = thin(result["curve"] if script == "peer" else curve(run_dir))
             row |= {
-                "eval_mean": f"{np.mean(returns):.2f}", "eval_std": f"{np.std(returns):.2f}",
+                "eval_mean": f"{np.mean(returns):.4f}", "eval_std": f"{np.std(returns):.4f}",
                 "eval_episodes": len(returns), "global_step": result["global_step"],
                 "return_100": f"{np.mean(result['returns'] or np.nan):.2f}",
                 "wall_seconds": before["wall_seconds"],
@@ -507,6 +509,7 @@ def run(task: str, method: str, seed: int, options: argparse.Namespace) -> str:
         points = [{**run_of, "step": step, "return": value} for step, value in points]
         append(options.curves, CURVE_FIELDS, points)  # first: a row says that all is there
         append(options.learning, FIELDS, [row])
+        overwrite(started, {})  # without its row it begins anew
     return f"{name}: {row.get('error') or row['eval_mean']}"
 
 

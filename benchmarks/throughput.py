@@ -9,14 +9,17 @@ w1           CartPole, LSTM 128 shared by actor and critic, 4 epochs, 4 minibatc
 w1-pendulum  the first of these with Gaussian actions and running normalisation on both sides
 w2           Breakout, one grey 84 x 84 frame, Nature CNN 512, GRU (ours) or LSTM 128
 w3           HalfCheetah, TRPO with sb3-contrib's defaults
-w4           CartPole, PPO1's defaults beside a loop after Spinning Up's PPO (spinning_up.py); two
-             ranks collect twice the steps of one (weak scaling)
+w4           CartPole, PPO1's defaults beside a loop after Spinning Up's PPO (spinning_up.py), which
+             makes 80 passes where ours makes 4; our two ranks collect twice the steps of one (weak
+             scaling)
+w4-passes    the same work on both sides: 4,000 steps of all ranks, and then 80 passes over them
+             (Spinning Up's policy may stop before)
 scaling      the first of these, with 1 to 1,024 environments and sequences of 32 steps; with 32 to
              512 units, and with sequences of 8 to 128 steps; and what a product of two matrices
              of 1,024 x 1,024 float32 numbers reaches on this core
 
 Ours is a script run from the shell, a peer a process of this file. They take turns on the
-first core that this process may use (w4: a core for each rank), with one torch thread. All train
+first core that this process may use (MPI: a core for each rank), with one torch thread. All train
 for as many steps, since the cost of padding falls as episodes grow, and the first iteration does
 not count. Medians and their ratios are printed; all figures go to results/throughput.csv.
 """
@@ -43,6 +46,7 @@ GRU = f"rppo_gru_atari.py --env-id ALE/Breakout-v5 {WORK}"
 TRPO = """trpo.py --env-id HalfCheetah-v5 --num-steps 2048 --no-norm-obs --no-norm-reward
     --target-kl 0.01 --cg-max-steps 15 --cg-damping 0.1 --n-critic-updates 10 --batch-size 128"""
 PPO1 = "ppo1_mpi.py --env-id CartPole-v1 --num-steps 256 --num-minibatches 4 --update-epochs 4"
+PASSES = "ppo1_mpi.py --env-id CartPole-v1 --num-minibatches 1 --update-epochs 80"
 SPINNING_UP = "benchmarks/spinning_up.py"
 SYSTEMS = [  # section, work, environment steps, system, what to run
     ("w1", "8 environments", 32_768, "ours", f"{LSTM} {WORK}"),
@@ -65,6 +69,10 @@ SYSTEMS = [  # section, work, environment steps, system, what to run
     ("w4", "1 rank", 24_000, "after Spinning Up", f"mpiexec -n 1 {SPINNING_UP}"),
     ("w4", "2 ranks", 48_000, "ours", f"mpiexec -n 2 {PPO1}"),
     ("w4", "2 ranks", 48_000, "after Spinning Up", f"mpiexec -n 2 {SPINNING_UP}"),
+    ("w4-passes", "1 rank", 24_000, "ours", f"mpiexec -n 1 {PASSES} --num-steps 4000"),
+    ("w4-passes", "1 rank", 24_000, "after Spinning Up", f"mpiexec -n 1 {SPINNING_UP}"),
+    ("w4-passes", "2 ranks", 24_000, "ours", f"mpiexec -n 2 {PASSES} --num-steps 2000"),
+    ("w4-passes", "2 ranks", 24_000, "after Spinning Up", f"mpiexec -n 2 {SPINNING_UP}"),
 ]  # fmt: skip
 SCALING = [  # what is scaled, its values, the flag; 8 environments where nothing else is said
     ("environments", [2**i for i in range(11)], "--seq-len 32 --num-envs"),
@@ -307,7 +315,7 @@ def main() -> None:
     parser.add_argument("--note", default="", help="for the rows")
     options = parser.parse_args()
     roots = [ROOT, *(root.resolve() for root in options.against)]
-    medians: dict[tuple[str, str], float] = {}
+    medians: dict[tuple[str, str, str], float] = {}
     for section, work in dict.fromkeys(s[:2] for s in SYSTEMS if s[0] in options.sections):
         runs = []  # system, environment steps, what to run, checkout, SPS of each repeat
         for *of, steps, system, run in SYSTEMS:
@@ -325,15 +333,16 @@ def main() -> None:
         base = median(first_peer[-1] or [0]) or np.nan
         for system, steps, _, root, sps in [r for r in runs if r[-1]]:
             low, middle, high = min(sps), median(sps), max(sps)
-            medians[work, system] = middle
+            medians[section, work, system] = middle
             print(f"{section:11}  {work:22}  {system:24} {middle:8,.0f} SPS ({low:,.0f} to "
                   f"{high:,.0f}) {middle / base:6.2f} x", flush=True)  # fmt: skip
             figures = " ".join(f"{x:.0f}" for x in sps), *(round(x) for x in (middle, low, high))
             today, where = time.strftime("%Y-%m-%d"), (commit(root), machine())
             row = today, *where, section, work, system, steps, *figures, options.note
             append(options.results / "throughput.csv", FIELDS, [dict(zip(FIELDS, row))])
-    if {("1 rank", "ours"), ("2 ranks", "ours")} <= medians.keys():
-        scaling = medians["2 ranks", "ours"] / medians["1 rank", "ours"]
+    one, two = ("w4", "1 rank", "ours"), ("w4", "2 ranks", "ours")
+    if {one, two} <= medians.keys():
+        scaling = medians[two] / medians[one]
         print(f"w4           weak scaling: two ranks are {scaling:.2f} x one")
 
 

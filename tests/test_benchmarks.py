@@ -65,6 +65,9 @@ def test_a_killed_queue_goes_on(options, monkeypatch):
     assert points == sorted({*points}) and 10 < len(points) <= learning.POINTS
     assert learning.run("task", "lstm", 3, options) == "task__lstm__3: has a row"
     assert len(learning.read(options.learning)) == 1
+    options.learning.unlink()  # without its row it begins anew
+    learning.run("task", "lstm", 3, options)
+    assert float(learning.read(options.learning)[0]["wall_seconds"]) > 0
 
 
 def test_an_interrupted_run_begins_anew_if_its_text_changed(options, monkeypatch):

@@ -2,9 +2,10 @@
 
     python docs/exercises/run.py gru --env-id CartPole-v1 --mask-velocity  # flags are the script's
     python docs/exercises/run.py gru --seeds 1:3 --env-id ...  # the script, and the change
-    python docs/exercises/run.py all --seeds 1:3 --out benchmarks/results/exercises.csv  # all
+    python docs/exercises/run.py all --seeds 1:3 --eval-episodes 20 --out FILE  # all of them
 
---out FILE adds rows to a CSV file; what has a row there is not trained again: delete it for that.
+--out FILE adds rows to a CSV file (the pages show benchmarks/results/exercises.csv); what has a row
+there is not trained again: delete it for that. With --seeds the runs themselves are not kept.
 A run remembers its change: --resume and --play need no name.
 """
 
@@ -104,6 +105,12 @@ def compare(name: str, seed: int, out: Path | None, flags: list[str]) -> None:
                 writer.writerow(row)
 
 
+def seed_range(text: str) -> range:
+    """first:last, or one seed."""
+    first, _, last = text.partition(":")
+    return range(int(first), int(last or first) + 1)
+
+
 def flags_of(name: str) -> list[str]:
     """Of the command on the page, those of the script."""
     return EXERCISES[name].read_text().split("--seeds 1:3 ")[1].split("\n")[0].split()
@@ -134,19 +141,18 @@ def table(name: str) -> str:
 
 
 def main() -> None:
-    name, *flags = sys.argv[1:] or ["--help"]
+    name, *flags = sys.argv[1:] or ["nothing"]
     if name.startswith("-"):
         name, flags = change_of([name, *flags]), [name, *flags]
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--seeds")
+    parser.add_argument("--seeds", type=seed_range)
     parser.add_argument("--out", type=Path)
     options, flags = parser.parse_known_args(flags)
     if name not in {"unchanged", *EXERCISES, *(["all"] if options.seeds else [])}:
         print(f"error: {name} is not one of unchanged, {', '.join(EXERCISES)}", file=sys.stderr)
         sys.exit(2)
     if options.seeds:
-        first, last = map(int, options.seeds.split(":"))
-        for seed in range(first, last + 1):
+        for seed in options.seeds:
             for x in EXERCISES if name == "all" else [name]:
                 compare(x, seed, options.out, [*(flags_of(x) if name == "all" else []), *flags])
         return

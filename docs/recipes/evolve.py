@@ -5,7 +5,7 @@
 
 MEMBERS runs, each with its own hyperparameters, train for GENERATIONS of STEPS steps. After each,
 the worst quarter go on with weights and hyperparameters of one of the best, these times 0.8 or 1.2
-(Jaderberg et al. 2017, arXiv:1711.09846). A generation that is killed begins again. On
+(Jaderberg et al. 2017, arXiv:1711.09846). Flags for these, the seed and steps have no effect. On
 several machines that share --runs-dir: `ray start`, then this. Measured: the members' mean after
 60,000 steps is 500, 478, 468 (fixed 437, 287, 218), after 100,000 always 500 (500, 384, 312).
 """
@@ -27,7 +27,7 @@ DRAWS = {"learning_rate": (1e-4, 1e-2), "clip_coef": (0.05, 0.4), "ent_coef": (1
 
 
 def member(config: dict, script: str, flags: list) -> None:
-    """Trains from the last checkpoint, its own or another's, one generation after another."""
+    """Trains from the last checkpoint, its own or another's. A killed generation begins again."""
     from ray import tune
 
     with tempfile.TemporaryDirectory() as folder:
@@ -49,12 +49,13 @@ def member(config: dict, script: str, flags: list) -> None:
 
 def main(evolve: bool) -> None:
     from ray import tune
-    from ray.tune.schedulers import PopulationBasedTraining
 
     args = rppo_lstm.parse_args()
+    rppo_lstm.check_args(args)
+    rppo_lstm.check(not args.resume and not args.play, "--resume, --play: only of rppo_lstm.py")
     draws = {name: tune.loguniform(*ends) for name, ends in DRAWS.items()}
-    pbt = PopulationBasedTraining("training_iteration", perturbation_interval=1, synch=True,
-                                  hyperparam_mutations=draws, resample_probability=0)  # fmt: skip
+    pbt = tune.schedulers.PopulationBasedTraining("training_iteration", perturbation_interval=1,
+              synch=True, hyperparam_mutations=draws, resample_probability=0)  # fmt: skip
     folder = Path(args.runs_dir, args.run_name or "evolve").resolve()
     rppo_lstm.check(not folder.exists(), f"{folder} exists: another --run-name, please")
     tuner = tune.Tuner(

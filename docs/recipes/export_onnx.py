@@ -4,9 +4,10 @@
 
 RUN is of rppo_lstm.py or rppo_gru_atari.py. Inputs: obs, (1, n) of float32 or a game's (1, C, 84,
 84) of uint8; legal (1, K, A) of bool, not for games, true everywhere without action masks; state,
-(2, 1, H) of an LSTM, (1, 1, H) of a GRU, zeros where an episode starts. Outputs: the most probable
-choices (1, K), and the state for the next step. Tested: each of 1,000 actions in onnxruntime is the
-agent's own, the states fed back, and the states are equal to 1e-5.
+(2, 1, H) of an LSTM, (1, 1, H) of a GRU, twice as many rows with a separate critic, zeros where an
+episode starts. Outputs: the most probable choices (1, K), and the state for the next step. Tested:
+each of 1,000 actions in onnxruntime is the agent's own, the states fed back, and the states are
+equal to 1e-5.
 """
 
 import sys

@@ -72,6 +72,7 @@ make_single_envs = script.make_envs
 script.make_envs, script.ResetLSTM = make_envs, Feedforward
 
 if __name__ == "__main__":
+    sys.argv[0] += f" {name}" * (name != "rppo_lstm")  # the command that goes on after Ctrl-C
     if not {"--resume", "--play"} & {flag.split("=")[0] for flag in sys.argv}:
         sys.argv[1:1] = ["--seq-len", "1"]
     script.main()

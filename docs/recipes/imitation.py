@@ -9,6 +9,7 @@ episode_returns. Cloning: 10 passes over 70 % of the steps; 25,000 steps later 5
 
 import sys
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -63,7 +64,7 @@ def use(file: str) -> None:
             ppo1_mpi.check(args.memory == "none", "--memory lstm: clones have no memory")
             try:
                 clone(self, file)
-            except (OSError, KeyError, ValueError, RuntimeError) as error:
+            except (OSError, EOFError, KeyError, ValueError, RuntimeError, BadZipFile) as error:
                 raise ppo1_mpi.ArgumentError(f"{file} cannot be imitated: {error}") from error
 
     ppo1_mpi.Agent = Clone

@@ -14,6 +14,7 @@ the run ends with the same weights as one without this recipe.
 import importlib
 import shutil
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,10 @@ def use(script):
     """Gives the script a Run that keeps the best agent."""
 
     class KeepBest(script.Run):
+        def __init__(self, args, *inputs):
+            script.check(args.eval_episodes > 0, "--eval-episodes 0: no return to choose by")
+            super().__init__(args, *inputs)
+
         def log(self, *inputs):
             before = self.step // EVERY
             super().log(*inputs)
@@ -38,6 +43,7 @@ def use(script):
                 self.save()
             if rank == 0:
                 self.keep(self.dir / "best" / "return.txt")
+            self.logged = time.time()  # so that charts/SPS is of training
 
         def keep(self, file):
             """Evaluates, and keeps the best so far, that of a resumed run included."""

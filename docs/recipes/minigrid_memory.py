@@ -1,7 +1,7 @@
 """MiniGrid-Memory: remember an object, walk down a corridor, and turn to its like at the end.
 
     python docs/recipes/minigrid_memory.py                          # S9; needs ".[minigrid]"
-    python docs/recipes/minigrid_memory.py --env-id MemoryS13-v0    # also S7, S11 and S17
+    python docs/recipes/minigrid_memory.py --env-id MemoryS13-v0    # also S7 and S11
     python docs/recipes/minigrid_memory.py --ablate-memory          # the control
 
 As Pleines et al. have it (recurrent-ppo-truncated-bptt): the agent sees 3 x 3 cells, and turns to
@@ -56,7 +56,7 @@ class LongLSTM(rppo_lstm.ResetLSTM):
         nn.init.constant_(self.cell.bias_hh.detach().chunk(4)[1], FORGET)  # gates i, f, g, o
 
 
-for size in 7, 9, 11, 13, 17:
+for size in 7, 9, 11, 13:
     name = f"MemoryS{size}-v0"
     gym.register(name, make, disable_env_checker=True, kwargs={"size": size})
     rppo_lstm.PRESETS[name, False] = dict(

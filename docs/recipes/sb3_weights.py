@@ -42,6 +42,7 @@ def convert(file: str, env_id: str, run_dir: str) -> None:
 
     model = RecurrentPPO.load(file, device="cpu")
     policy = model.policy
+    rppo_lstm.check(policy.activation_fn is nn.Tanh, f"{file}: its layers are not of tanh")
     E, H = policy.mlp_extractor.latent_dim_pi, policy.lstm_actor.hidden_size
     path = Path(run_dir)
     flags = dict(env_id=env_id, runs_dir=str(path.parent), run_name=path.name, encoder_size=E,
