@@ -158,7 +158,7 @@ def test_the_statistics_of_the_tables():
     assert plot.iqm(np.array([0, 100, 1, 2, 3, 4, 5, -90.0])) == pytest.approx((1 + 2 + 3 + 4) / 4)
     assert plot.iqm(np.array([1.0, 2.0, 6.0])) == 3
     assert plot.interval(np.full(5, 7.0)) == (7, 7, 7)
-    assert plot.shown(np.array([7.0])) == "7.0" and plot.shown(np.ones(2)) == "1.000 [1.000, 1.000]"
+    assert plot.shown(np.array([7.0])) == "7.0" and plot.shown(np.ones(2)) == "1.00 [1.00, 1.00]"
     random, covered = np.random.default_rng(1), 0
     for _ in range(100):
         _, low, high = plot.interval(random.normal(size=30), samples=500)

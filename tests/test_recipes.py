@@ -40,14 +40,15 @@ def recipe(monkeypatch):
     return load
 
 
-def run_recipe(run_script, name, *flags, check=0):
-    return run_script(f"docs/recipes/{name}", *flags, check=check)
+def run_recipe(run_script, name, *flags, **options):
+    return run_script(f"docs/recipes/{name}", *flags, **options)
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_a_recipe_is_short_and_says_how_to_run_it(path):
     text = path.read_text()
-    assert len(text.split("\n")) <= 80 and max(map(len, text.split("\n"))) <= 100
+    lines = text.splitlines()
+    assert len(lines) <= 80 and max(map(len, lines)) <= 100
     assert f"python docs/recipes/{path.name}" in text.split('"""')[1]
 
 
@@ -156,6 +157,10 @@ def test_frame_stack_of_continuous_actions(run_script, tmp_path):
     assert saved["step"] >= 512 and saved["args"]["seq_len"] == 1
     assert saved["agent"]["encoder.0.weight"].shape[1] == 12
     assert not any("cell" in name for name in saved["agent"])
+    flags = "--env-id envs:BoxFaulty-v0 --num-steps 8 --num-minibatches 2 --run-name b".split()
+    env = {"PYTHONPATH": str(ROOT / "tests"), "FAULT": "reset"}
+    failed = run_recipe(run_script, *script, *flags, check=1, env=env)
+    assert failed.lines[-1].endswith(f"frame_stack.py rppo_continuous --resume {tmp_path}/runs/b")
 
 
 def test_previous_action_and_reward_are_inputs(recipe):
@@ -418,6 +423,13 @@ def test_keep_best_keeps_an_agent_that_plays_and_changes_nothing(recipe, tmp_pat
     assert script.load(tmp_path / "a/best")["step"] <= 2100 < script.load(tmp_path / "a")["step"]
 
 
+def test_keep_best_needs_episodes_to_choose_by(run_script, tmp_path):
+    flags = "rppo_lstm", "--eval-episodes", 0
+    refused = run_recipe(run_script, "keep_best", *flags, check=2)
+    assert refused.lines == ["error: --eval-episodes 0: no return to choose by"]
+    assert not (tmp_path / "runs").exists()
+
+
 PROCESSES = {
     "ppo1_mpi": ("mpiexec -n 2 {python}", "--num-steps 64 --total-timesteps 1000"),
     "rppo_gru_atari": (
@@ -555,6 +567,16 @@ def test_sb3_weights_act_as_their_model_does(run_script, recipe, tmp_path):
     assert len(refused.lines) == 1
 
 
+def test_sb3_weights_refuse_other_layers(run_script, tmp_path):
+    sb3 = pytest.importorskip("sb3_contrib")
+    settings = dict(activation_fn=torch.nn.ReLU)
+    sb3.RecurrentPPO("MlpLstmPolicy", "CartPole-v1", policy_kwargs=settings).save(tmp_path / "relu")
+    words = "relu.zip", "CartPole-v1", "runs/b"
+    refused = run_recipe(run_script, "sb3_weights", *words, check=2)
+    assert refused.lines == ["error: relu.zip: its layers are not of tanh"]
+    assert not (tmp_path / "runs").exists()
+
+
 def test_imitation(run_script, recipe, tmp_path):
     """The file is what was played; a clone finds its expert's actions more probable than a fresh
     agent does, and its episodes are longer."""
@@ -593,6 +615,10 @@ def test_imitation(run_script, recipe, tmp_path):
     assert 256 <= script.load(tmp_path / "runs/a")["step"] < 512
     refused = run_recipe(run_script, "imitation", "none.npz", check=2)
     assert len(refused.lines) == 1 and "none.npz" in refused.stderr
+    for size in 0, 1000:
+        (tmp_path / "cut.npz").write_bytes((tmp_path / "expert.npz").read_bytes()[:size])
+        refused = run_recipe(run_script, "imitation", "cut.npz", check=2)
+        assert len(refused.lines) == 1 and "cut.npz cannot be imitated" in refused.stderr
 
 
 @pytest.mark.slow
@@ -631,3 +657,16 @@ def test_evolution_survives_a_killed_member(tmp_path):
     output = (tmp_path / "log").read_text()
     assert process.returncode == 0 and killed, output[-2000:]
     assert MODULES["rppo_lstm"].load(tmp_path / "a/best")["step"] >= 6000
+
+
+def test_evolution_refuses_what_it_would_ignore(run_script, tmp_path):
+    pytest.importorskip("ray")
+    run_script("rppo_lstm", *SHORT, "--run-name", "a", "--total-timesteps", 128)
+    before = (tmp_path / "runs/a/agent.pt").read_bytes()
+    for flags, says in {
+        "--resume runs/a": "--resume, --play: only of rppo_lstm.py",
+        "--num-minibatches 3": "--num-minibatches 3: must divide the 8 sequences of a rollout",
+    }.items():
+        refused = run_recipe(run_script, "evolve", *flags.split(), check=2)
+        assert refused.lines == [f"error: {says}"]
+    assert (tmp_path / "runs/a/agent.pt").read_bytes() == before

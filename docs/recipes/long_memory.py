@@ -9,10 +9,10 @@ steps n, up to LONGEST, and begins with a forget gate of 1 - 1 / (n + 1): 0.5 ge
 Ollivier 2018, arXiv:1804.11188). POPGym's tasks need pip install ".[popgym]".
 
 It shortens the wait: learning begins after .4M to 1.2M steps, without it after 1.5M or later, or
-never. Returns of seeds 1 to 3 at 2M: -.37, -.34, -.35, and without -.51, -.50, -.50; at 5M: -.30, -.29, -.25, and
-without -.31, -.50, -.31. On one tuning seed a constant bias of 3 did as well, and with
---separate-critic or --ent-coef .01 nothing was learnt. On AutoencodeEasy one seed was behind at 1M
-steps: -.49, and without the recipe -.42.
+never. Returns of seeds 1 to 3 at 2M: -.37, -.34, -.35, and without -.51, -.50, -.50; at 5M: -.30,
+-.29, -.25, and without -.31, -.50, -.31. On one tuning seed a constant bias of 3 did as well, and
+with --separate-critic or --ent-coef .01 nothing was learnt. On AutoencodeEasy one seed was behind
+at 1M steps: -.49, and without the recipe -.42.
 """
 
 import sys
