@@ -123,6 +123,37 @@ def test_the_first_minibatch_has_what_the_rollout_computed(watch, short_games, s
     assert len(acted) > 100 and {round(float(v), 4) for v in value[~final]} - acted == set()
 
 
+@pytest.mark.parametrize("ablate", [False, True])
+def test_values_and_entropies_of_a_rollout_are_a_loops(ablate, watch, short_games):
+    """Those of final steps and of step T, which bootstrap, have the state that the GRU has there;
+    afterwards it is zero. Without memory it always is, and sequences are of one step."""
+    short_games(80)
+    (frames, _, terminated, truncated, _), gae, replays, *_ = watch(
+        ablate_memory=ablate, num_minibatches=1
+    )
+    args = make_args(ablate_memory=ablate)
+    envs = rppo.make_envs(args, 4)
+    torch.manual_seed(args.seed)
+    agent, first = rppo.Agent(envs, args), envs.reset(seed=args.seed)[0]
+    final = np.concatenate([np.zeros((1, 4), bool), (terminated | truncated)[:48]])
+    state, entropies = agent.initial_state(4), []
+    assert final[1:48].any()
+    with torch.no_grad():
+        for t, (obs, ends) in enumerate(zip([first, *frames[:48]], torch.from_numpy(final))):
+            logp, value, state = agent.step(torch.from_numpy(obs), state)
+            assert (value - torch.from_numpy(gae[0][1][t])).abs().max() <= 1e-5
+            assert state.any() != ablate
+            state = state.where(~ends[:, None], 0.0)
+            if t < 48:
+                policy = torch.distributions.Categorical(logits=logp.squeeze(1))
+                entropies.extend(policy.entropy()[~ends].tolist())
+    obs, state, ends, _, _, entropy, _ = replays[0]
+    assert obs.shape[:2] == ((1, 192) if ablate else (48, 4))
+    if ablate:
+        assert not state.any()
+    assert np.abs(np.sort(entropy[~ends]) - np.sort(entropies)).max() <= 1e-5 < min(entropies)
+
+
 @pytest.mark.parametrize("max_grad_norm", [0.01, 1e9])
 def test_gradients_are_those_of_ppos_loss(max_grad_norm, watch, short_games):
     """Of every minibatch, from the weights and sequences that it had."""

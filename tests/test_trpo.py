@@ -281,18 +281,24 @@ def test_line_search_takes_the_first_fraction_that_improves_within_the_region(mo
 
 
 @pytest.mark.parametrize("factor", [1, 3])
-@pytest.mark.parametrize("actions", ["discrete", "box"])
-def test_the_step_is_the_natural_gradient_as_long_as_the_trust_region(actions, factor):
+@pytest.mark.parametrize("actions,memory", [("discrete", "none"), ("box", "none"), ("box", "lstm")])
+def test_the_step_is_the_natural_gradient_as_long_as_the_trust_region(
+    actions, memory, factor, monkeypatch
+):
     """Against F^-1 g by a dense solve; factor: every third step is in F, but all are in g."""
     flags = {
         "cg_max_steps": 400,
         "target_kl": 1e-3,
         "sub_sampling_factor": factor,
+        "memory": memory,
         "encoder_size": 4,
+        "hidden_size": 3,
     }
     agent = build(actions, torch.float64, **flags)
     rollout, taken, advantages = batch(agent, torch.float64)
-    damped = hessian_of_the_mean_kl(agent, (*rollout, factor))
+    with monkeypatch.context() as patch:
+        patch.setattr(trpo.ResetLSTM, "forward", naive)
+        damped = hessian_of_the_mean_kl(agent, (*rollout, factor))
     damped = damped + 0.1 * torch.eye(len(damped))
     theta = flat(agent)
     reinforce = (agent(*rollout).log_prob(taken) * advantages).mean()
@@ -631,7 +637,8 @@ def test_the_update_gets_what_the_rollout_computed(memory, tmp_path, monkeypatch
     args = trpo.Args("TrpoEnds-v0", num_envs=N, num_steps=T, total_timesteps=3 * T * N, seed=4)
     args.memory, args.eval_episodes, args.runs_dir = memory, 0, str(tmp_path)
     args.encoder_size = args.hidden_size = 8
-    stats = trpo.train(args).obs_stats
+    trained = trpo.train(args)
+    stats, running, sums = trained.obs_stats, np.zeros(N), []  # of rewards, discounted
     steps, calls = [x for x in seen if x[0] == "env"], [x for x in seen if x[0] != "env"]
     assert len(calls) // 4 >= 3 and len(steps) == len(calls) // 4 * T
     # Statistics are those of all observations, but for the final ones.
@@ -649,6 +656,12 @@ def test_the_update_gets_what_the_rollout_computed(memory, tmp_path, monkeypatch
         ended = np.stack([x[2][2] | x[2][3] for x in rows])
         assert np.array_equal(done, ended) and (gamma, lam) == (args.gamma, args.gae_lambda)
         assert np.array_equal(terminated, np.stack([x[2][2] for x in rows]))
+        for (_, _, outputs), counts in zip(rows, ~final.numpy()):
+            running = outputs[1] + args.gamma * running
+            sums.extend(running[counts])
+            running[outputs[2] | outputs[3]] = 0
+        paid = np.stack([x[2][1] for x in rows])
+        assert np.abs(rewards - paid / np.sqrt(np.var(sums) + 1e-8)).max() <= 1e-5 < paid.std()
         assert final.any() and np.array_equal(final[1:], ended[:-1])
         raw = torch.from_numpy(np.stack([np.float32(x[2][0]) for x in rows]))
         assert torch.equal(obs[1:], agent.normalize(raw[:-1]))
@@ -677,3 +690,14 @@ def test_the_update_gets_what_the_rollout_computed(memory, tmp_path, monkeypatch
         examples, returns = critic[-2:]
         assert (examples - inputs[:-1][counts]).abs().max() <= 1e-5
         assert (returns - torch.from_numpy(advantages + values[:-1])[counts]).abs().max() <= 1e-5
+    assert trained.return_stats.count == len(sums)
+
+
+def test_observations_are_normalised_and_clipped():
+    agent = build("box", norm_obs=True)
+    agent.obs_stats.update(torch.randn(50, 3) * torch.tensor([7, 0.1, 0]) + 100)
+    raw = torch.tensor([[110.0, 99.95, 100.0], [1e6, -1e6, 100.0]])
+    mean, var = agent.obs_stats.mean.numpy(), agent.obs_stats.var.numpy()
+    expected = ((raw.numpy() - mean) / np.sqrt(var + 1e-8)).clip(-10, 10)
+    assert 0.1 < abs(expected[0, 0]) < 5 and expected[1].tolist() == [10, -10, 0]
+    assert np.abs(agent.normalize(raw).numpy() - expected).max() <= 1e-5
