@@ -149,10 +149,23 @@ def test_the_update_gets_what_the_rollout_computed(
             assert losses["approx_kl"] == pytest.approx(0.0, abs=1e-6)
         epoch.extend(zip(t.flatten().tolist(), n.flatten().tolist()))
         if number % batches == batches - 1:
-            for part in epoch[: T * N], epoch[T * N :]:
+            parts = epoch[: T * N], epoch[T * N :]
+            for part in parts:
                 assert sorted(part) == [(t, n) for t in range(T) for n in range(N)]
+            assert parts[0] != parts[1] or num_minibatches == 1  # shuffled anew
         elif number % batches == num_minibatches - 1:
             assert epoch != sorted(epoch) or num_minibatches == 1  # shuffled
+
+
+@pytest.mark.parametrize("script", PPO)
+@pytest.mark.parametrize("separate", [False, True])
+def test_the_control_keeps_no_state(script, separate, watch):
+    flags = dict(ablate_memory=True, separate_critic=separate)
+    seen = watch(script, toy_for(script), total_timesteps=200, **flags, **SIZES)
+    assert len(seen.steps) >= 2 * (T + 1) and len(seen.replays) >= 2 * 4
+    assert not any(inputs[-1].any() for inputs, _ in seen.steps)
+    for (obs, *_, state, final, _), _, _ in seen.replays:
+        assert obs.shape[0] == 1 and state.shape[1] == final.shape[1] and not state.any()
 
 
 @pytest.mark.parametrize("script", PPO)

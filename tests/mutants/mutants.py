@@ -80,6 +80,8 @@ MUTANTS = [
     (L, "two runs of a process share a record", 'reinit="finish_previous", ', "", RUN),
     (L, "a refused run reopens the record of its name", " and (args.resume or not self.dir.exists())", "", RUN),
     (L, "velocities of the wrong entries", '"CartPole": [1, 3]', '"CartPole": [0, 2]', AGENT),
+    (L, "all epochs have one order", "torch.cat([torch.randperm(S) for _ in range(args.update_epochs)])", "torch.randperm(S).repeat(args.update_epochs)", ROLL),
+    (L, "the control has long sequences", "L = 1 if args.ablate_memory else args.seq_len or T", "L = args.seq_len or T", ROLL),
     # trpo.py: the policy's step
     (T, "the KL's arguments exchanged", "kl = kl_divergence(old, new).mean().item()", "kl = kl_divergence(new, old).mean().item()", TRPO),
     (T, "a ratio without its exponential", "(new.log_prob(actions) - old.log_prob(actions)).exp()", "1 + new.log_prob(actions) - old.log_prob(actions)", TRPO),
@@ -210,6 +212,9 @@ MUTANTS = [
     (C, "the learning rate stays", "if args.anneal_lr else 1", "if not args.anneal_lr else 1", ROLL),
     (C, "target_kl is ignored", "if kl > 1.5 * args.target_kl:", "if kl > 1e9 * args.target_kl:", ROLL),
     (C, "sequences begin with other states", "s_states = states.transpose(0, 1).flatten(1, 2)", "s_states = states.flip(0).transpose(0, 1).flatten(1, 2)", ROLL),
+    (C, "all epochs have one order", "torch.cat([torch.randperm(S) for _ in range(args.update_epochs)])", "torch.randperm(S).repeat(args.update_epochs)", ROLL),
+    (C, "the control has long sequences", "L = 1 if args.ablate_memory else args.seq_len or T", "L = args.seq_len or T", ROLL),
+    (C, "the control keeps its state", "torch.zeros_like(state) if self.args.ablate_memory else next_state", "next_state", ROLL),
     # The GRU and the CNN
     (G, "the update gate stays open", "[[1.0], [1.0], [0.0]]", "[[1.0], [0.0], [0.0]]", GAMES),
     (G, "the reset gate stays open", "[[1.0], [1.0], [0.0]]", "[[0.0], [1.0], [0.0]]", GAMES),
