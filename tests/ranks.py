@@ -53,7 +53,7 @@ gym.register("Rank1-v0", Rank1)
 
 def record(comm, env_id: str, name: str, **flags) -> dict:
     """Trains in float64 on the ranks of comm, and returns what this rank saw."""
-    seen = {key: [] for key in ("obs", "acted", "gae", "replays", "losses", "steps")}
+    seen = {key: [] for key in ("obs", "acted", "gae", "replays", "losses", "steps", "logged")}
 
     class Watched(module.Agent):
         def step(self, obs, state):
@@ -81,6 +81,7 @@ def record(comm, env_id: str, name: str, **flags) -> dict:
 
     def log(run, steps, names, losses):
         seen["steps"].append(steps)
+        seen["logged"] += [dict(zip(names, x.tolist())) for x in losses]
         run_log(run, steps, names, losses)
 
     compute_gae, ppo_loss, run_log = module.compute_gae, module.ppo_loss, module.Run.log

@@ -6,7 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import CATEGORICAL, MODULES, awkward_ends, having, toy
+from conftest import CATEGORICAL, MODULES, SCRIPTS, awkward_ends, having, toy, toy_for
 from gymnasium import spaces
 from torch.distributions import Bernoulli, Categorical
 
@@ -306,3 +306,35 @@ def test_mask_velocity_hides_exactly_the_velocities(script):
         assert a[:, hidden].any()
     with pytest.raises(module.ArgumentError, match="Acrobot is not one of"):
         module.make_envs(module.Args(env_id="Acrobot-v1", mask_velocity=True), 2)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("memory", [True, False])
+def test_the_first_weights_are_orthogonal(script, memory):
+    """Their rows or columns have the length sqrt(2) in encoders, 0.01 in the actor, so that all
+    actions are about as probable, 1 in the critic's last layer; each gate's U is a part of one
+    matrix with orthogonal columns. Biases are 0."""
+    module = MODULES[script]
+    if script == "rppo_gru_atari":
+        pytest.importorskip("ale_py")
+    if "memory" not in vars(module.Args):
+        flags = {"separate_critic": memory}
+    else:
+        flags = {"memory": "lstm" if memory else "none"}
+    env_id = "ALE/Pong-v5" if script == "rppo_gru_atari" else toy_for(script)
+    args = module.Args(env_id=env_id, hidden_size=16, **flags)
+    envs = module.make_envs(args, 1)
+    torch.manual_seed(1)
+    agent, seen = module.Agent(envs, args), []
+    for name, parameter in agent.named_parameters():
+        layer = name.split(".")[0]
+        if "bias" in name or name == "log_std":
+            assert not parameter.any(), name
+            continue
+        W = parameter.flatten(1)
+        rows = W @ W.T if W.shape[0] < W.shape[1] else W.T @ W
+        last = layer == "critic" and len(W) == 1
+        std = 0.01 if layer == "actor" else 1.0 if last or "cell" in name else 2**0.5
+        assert (rows / std**2 - torch.eye(len(rows))).abs().max() <= 1e-4, name
+        seen.append(std)
+    assert {0.01, 1.0, 2**0.5} == set(seen)

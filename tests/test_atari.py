@@ -36,9 +36,9 @@ def watch(tmp_path, monkeypatch):
     outputs, ppo_loss's inputs, and result.json."""
 
     def run(**flags):
-        games, gae, replays, losses = [], [], [], []
+        games, gae, replays, losses, run.logged = [], [], [], [], []
         make_envs, compute_gae, ppo_loss = rppo.make_envs, rppo.compute_gae, rppo.ppo_loss
-        evaluate_actions = rppo.Agent.evaluate_actions
+        evaluate_actions, log = rppo.Agent.evaluate_actions, rppo.Run.log
 
         def watched_envs(*inputs):
             envs = make_envs(*inputs)
@@ -65,6 +65,11 @@ def watch(tmp_path, monkeypatch):
             losses.append([x.detach() for x in inputs[:3]])
             return ppo_loss(*inputs)
 
+        def watched_log(self, steps, names, means):
+            run.logged += [dict(zip(names, x.tolist())) for x in means]
+            log(self, steps, names, means)
+
+        monkeypatch.setattr(rppo.Run, "log", watched_log)
         monkeypatch.setattr(rppo, "make_envs", watched_envs)
         monkeypatch.setattr(rppo, "compute_gae", watched_gae)
         monkeypatch.setattr(rppo, "ppo_loss", watched_loss)
@@ -164,6 +169,7 @@ def test_gradients_are_those_of_ppos_loss(max_grad_norm, watch, short_games):
         weights = optimizer.param_groups[0]["params"]
         copies = [x.detach().clone() for x in weights], [x.grad.clone() for x in weights]
         updates.append((optimizer.param_groups[0]["lr"], *copies))
+        assert optimizer.param_groups[0]["eps"] == 1e-5
 
     hook = register_optimizer_step_pre_hook(before)
     flags = dict(update_epochs=2, ent_coef=0.02, vf_coef=0.7, learning_rate=1e-2, clip_coef=0.02)
@@ -174,13 +180,14 @@ def test_gradients_are_those_of_ppos_loss(max_grad_norm, watch, short_games):
     finally:
         hook.remove()
     assert len(updates) == len(replays) == len(losses) == 8 and len(gae) == 2
-    agent, step, clipped = watch.agent, 0, 0
+    agent, step, clipped, batches = watch.agent, 0, 0, []
     for number, (lr, weights, gradients) in enumerate(updates):
         obs, state, final, actions, *_ = replays[number]
         played = frames[48 * (number // 4) :]
         n = [
             next(n for n in range(4) if np.array_equal(obs[1:, m], played[:47, n])) for m in (0, 1)
         ]
+        batches.append(n)
         raw = rppo.compute_gae(*gae[number // 4], 0.99, 0.95)
         returns = torch.from_numpy((raw + gae[number // 4][1][:-1])[:, n])[~final]
         advantage = torch.from_numpy(raw[:, n])[~final]
@@ -193,7 +200,13 @@ def test_gradients_are_those_of_ppos_loss(max_grad_norm, watch, short_games):
         ratio = (logprob - losses[number][1]).exp()
         clipped += ((ratio - 1).abs() > 0.02).sum().item()
         surrogate = torch.minimum(ratio * advantage, ratio.clamp(0.98, 1.02) * advantage).mean()
-        loss = 0.7 * 0.5 * (value - returns).square().mean() - surrogate - 0.02 * entropy.mean()
+        value_loss = 0.5 * (value - returns).square().mean()
+        loss = 0.7 * value_loss - surrogate - 0.02 * entropy.mean()
+        kl = (ratio - 1 - ratio.log()).mean()
+        means = dict(policy_loss=-surrogate, value_loss=value_loss)
+        means |= dict(entropy=entropy.mean(), approx_kl=kl)
+        logged = {name: mean.item() for name, mean in means.items()}
+        assert watch.logged[number] == pytest.approx(logged, rel=1e-4, abs=1e-6)
         expected = torch.autograd.grad(loss, [*agent.parameters()])
         norm = torch.stack([x.norm() for x in expected]).norm().item()
         scale = min(1.0, max_grad_norm / norm)
@@ -203,6 +216,9 @@ def test_gradients_are_those_of_ppos_loss(max_grad_norm, watch, short_games):
         if number == 3:
             step = 192 - sum(final.sum().item() for _, _, final, *_ in replays[:2])
     assert clipped > 20 and 150 < step < 192 and norm > 0.02
+    assert all(sorted(a + b) == [0, 1, 2, 3] for a, b in zip(batches[::2], batches[1::2]))
+    epochs = list(zip(batches[::2], batches[1::2]))
+    assert epochs[::2] != epochs[1::2]  # each is shuffled anew, though two may be alike by chance
 
 
 # --- Games ------------------------------------------------------------------------------------------
@@ -533,9 +549,29 @@ def test_each_process_resumes_with_its_own_random_numbers(runs, monkeypatch):
     args = rppo.Args(**saved["args"] | {"resume": str(folder / "runs/same2")})
     envs = rppo.make_envs(args, 2)
     agent = rppo.Agent(envs, args)
-    run = rppo.Run(args, envs, agent, torch.optim.Adam(agent.parameters(), eps=1e-5, fused=True))
+    optimizer = torch.optim.Adam(agent.parameters(), eps=1e-5, fused=True)
+    run = rppo.Run(args, envs, agent, optimizer)
     assert torch.equal(torch.get_rng_state(), saved["rng"][1])
+    moments = zip(optimizer.state_dict()["state"].values(), saved["optimizer"]["state"].values())
+    assert all(torch.equal(a["exp_avg"], b["exp_avg"]) and a["exp_avg"].any() for a, b in moments)
     assert run.step == saved["step"] > 1000 and len(run.returns) == 0 < len(saved["returns"])
+
+
+def test_a_resumed_run_plays_other_games(tmp_path, monkeypatch):
+    seeds, make_envs = [], rppo.make_envs
+
+    def watched(*inputs):
+        envs = make_envs(*inputs)
+        reset = envs.reset
+        envs.reset = lambda seed: seeds.append(seed) or reset(seed=seed)
+        return envs
+
+    monkeypatch.setattr(rppo, "make_envs", watched)
+    args = make_args(num_steps=8, total_timesteps=32, seed=7, runs_dir=str(tmp_path), run_name="a")
+    rppo.train(args)
+    args.resume, args.total_timesteps = str(tmp_path / "a"), 64
+    rppo.train(args)
+    assert seeds == [7, 7 + 32]
 
 
 def test_main_says_with_how_many_processes_a_run_goes_on(monkeypatch, capsys):

@@ -192,11 +192,12 @@ def test_policy_is_that_of_sb3_contrib(sde):
     """Log-probabilities, entropies and values of sequences with resets, for the same weights."""
     policies = pytest.importorskip("sb3_contrib.common.recurrent.policies")
     types = pytest.importorskip("sb3_contrib.common.recurrent.type_aliases")
-    ours = build(separate_critic=True, norm_obs=False, use_sde=sde)
+    ours = build(dtype=torch.float64, separate_critic=True, norm_obs=False, use_sde=sde)
     observations = spaces.Box(-np.inf, np.inf, (5,), np.float32)  # theirs are our encoder's output
     theirs = policies.RecurrentActorCriticPolicy(
         observations, BOX, lambda _: 1e-3, net_arch=[], lstm_hidden_size=6, use_sde=sde
-    )
+    ).double()
+    theirs.extract_features = lambda features: features  # would be float32
     with torch.no_grad():
         for mine, lstm in (ours.lstm, theirs.lstm_actor), (ours.critic_lstm, theirs.lstm_critic):
             for name, parameter in mine.cell.named_parameters():
@@ -206,15 +207,16 @@ def test_policy_is_that_of_sb3_contrib(sde):
         theirs.log_std.copy_(ours.log_std)
     final = awkward_ends()[2][:-1]
     T, N = final.shape
-    obs, actions, state = torch.randn(T, N, 3), torch.randn(T, N, 2), torch.randn(4, N, 6)
-    starts = torch.cat([torch.zeros(1, N), final[:-1].float()])
+    shapes = (T, N, 3), (T, N, 2), (4, N, 6)
+    obs, actions, state = (torch.randn(shape, dtype=torch.float64) for shape in shapes)
+    starts = torch.cat([torch.zeros(1, N), final[:-1]]).double()
     flat = [
         x.transpose(0, 1).flatten(0, 1) for x in (ours.encode(obs), actions, starts)
     ]  # (N T, ...)
     states = types.RNNStates((state[0:1], state[1:2]), (state[2:3], state[3:4]))
     value, logprob, entropy = theirs.evaluate_actions(flat[0], flat[1], states, flat[2])
     for a, b in zip(ours.evaluate_actions(obs, state, final, actions), (logprob, entropy, value)):
-        assert (a - b.view(N, T).T)[~final].abs().max() <= 1e-5
+        assert (a - b.view(N, T).T)[~final].abs().max() <= 1e-10
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def test_ranks_are_one_process_with_the_union_of_their_rollouts(case, count, job
                 )
             )
         for u in range(i * updates, (i + 1) * updates):
-            loss = torch.zeros((), dtype=torch.float64)
+            loss, means = torch.zeros((), dtype=torch.float64), np.zeros(4)
             for seen, (obs, finals, values, *targets) in zip(results, data):
                 inputs = seen["replays"][u]
                 t = (inputs[0].unsqueeze(-2) == obs).all(-1).int().argmax(-1)  # (L, B)
@@ -124,11 +124,16 @@ def test_ranks_are_one_process_with_the_union_of_their_rollouts(case, count, job
                         ratio * advantage, ratio.clip(1 - clip_coef, 1 + clip_coef) * advantage
                     )
                     value_loss = 0.5 * (value - return_) ** 2
+                    figures = -surrogate, value_loss, entropy, ratio - 1 - ratio.log()
+                    means += [x.mean().item() / count for x in figures]
                     loss = (
                         loss
                         + (-surrogate - args.ent_coef * entropy + args.vf_coef * value_loss).mean()
                         / count
                     )
+            names = "policy_loss", "value_loss", "entropy", "approx_kl"
+            for seen in results:  # all ranks log the means over the ranks
+                assert seen["logged"][u] == pytest.approx(dict(zip(names, means)), abs=1e-10)
             for parameter in agent.parameters():
                 parameter.grad = torch.zeros_like(parameter)
             if loss.requires_grad:

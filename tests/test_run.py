@@ -140,6 +140,7 @@ def test_what_a_run_leaves(script, tmp_path, monkeypatch):
     assert order == ["events", "agent.pt"] * len(saves)  # else a kill in between loses points
     saved = read(run_dir)
     assert saved["step"] == 8 * STEPS and saved["returns"] == result["returns"]
+    assert saved["optimizer"]["param_groups"][0]["eps"] == 1e-5
 
 
 @pytest.mark.parametrize("script", RUNS)
@@ -207,20 +208,39 @@ def test_resumed_runs_are_exact(script, toy_env, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("script", RUNS)
+def test_a_resumed_run_plays_other_episodes(script, tmp_path, monkeypatch):
+    """Else a run that is killed each hour would see the same few starts again and again."""
+    module, seeds = MODULES[script], []
+    make_envs = module.make_envs
+
+    def watched(*inputs):
+        envs = make_envs(*inputs)
+        reset = envs.reset
+        envs.reset = lambda seed: seeds.append(seed) or reset(seed=seed)
+        return envs
+
+    monkeypatch.setattr(module, "make_envs", watched)
+    flags = "--total-timesteps 200 --run-name a --eval-episodes 0 --seed 7"
+    step = trained(tmp_path, script, SHORT[script], flags)["step"]
+    trained(tmp_path, script, "--resume runs/a --total-timesteps 400")
+    assert seeds == [7, 7 + step] and step >= 200
+
+
+@pytest.mark.parametrize("script", RUNS)
 def test_what_a_resumed_run_may_change(script, tmp_path):
     module = MODULES[script]
     before = trained(
         tmp_path, script, SHORT[script], "--total-timesteps 200 --run-name a --eval-episodes 1"
     )
-    fixed = "env_id mask_velocity encoder_size hidden_size separate_critic ablate_memory".split()
-    for name in (name for name in fixed if hasattr(module.Args, name)):
+    fixed = "env_id mask_velocity encoder_size hidden_size separate_critic ablate_memory memory norm_obs use_sde"
+    memory = "none" if before["args"].get("memory") == "lstm" else "lstm"
+    others = {"env_id": "Acrobot-v1", "memory": memory}
+    for name in (name for name in fixed.split() if hasattr(module.Args, name)):
         value = before["args"][name]
         flag = (
-            f"--{name} {value + 1}"
-            if type(value) is int
-            else f"--{'no-' * value}{name}"
+            f"--{'no-' * value}{name}"
             if type(value) is bool
-            else "--env-id Acrobot-v1"
+            else f"--{name} {others.get(name) or value + 1}"
         )
         assert_refused(
             main(tmp_path, script, "--resume runs/a", flag), f"--{name}: runs/a has {value}"

@@ -630,8 +630,13 @@ def test_the_update_gets_what_the_rollout_computed(memory, tmp_path, monkeypatch
 
         return function
 
-    real_make_envs = trpo.make_envs
+    def watched_log(run, steps, names, losses):
+        logged.append(dict(zip(names, losses[0].tolist())))
+        log(run, steps, names, losses)
+
+    real_make_envs, log, logged = trpo.make_envs, trpo.Run.log, []
     monkeypatch.setattr(trpo, "make_envs", make_envs)
+    monkeypatch.setattr(trpo.Run, "log", watched_log)
     for name in real:
         monkeypatch.setattr(trpo, name, watched(name))
     args = trpo.Args("TrpoEnds-v0", num_envs=N, num_steps=T, total_timesteps=3 * T * N, seed=4)
@@ -649,7 +654,12 @@ def test_the_update_gets_what_the_rollout_computed(memory, tmp_path, monkeypatch
     assert np.abs(stats.mean.numpy() - rows.mean(0)).max() <= 1e-9
     assert np.abs(stats.var.numpy() - rows.var(0)).max() <= 1e-9
     for number in range(len(calls) // 4):
-        (_, gae, advantages), (_, agent), (_, step, _), (_, critic, _) = calls[4 * number :][:4]
+        (_, gae, advantages), (_, agent), (_, step, figures), (_, critic, value_loss) = calls[
+            4 * number :
+        ][:4]
+        names = "kl", "improvement", "expected_improvement", "step_fraction", "entropy"
+        expected = dict(zip(names, figures)) | {"value_loss": value_loss}
+        assert logged[number] == pytest.approx(expected)
         rewards, values, terminated, done, gamma, lam = gae
         _, (obs, state, final), taken, normalized = step
         rows = steps[number * T :][:T]
