@@ -63,7 +63,7 @@ class Args:
     total_timesteps: int = 10_000_000  # environment steps to train for
     seed: int = 1  # the same seed gives the same run
     cuda: bool = False  # train on the GPU
-    amp: bool = False  # the CNN computes in bfloat16
+    amp: bool = False  # the CNN computes in bfloat16; slow on CPUs without it
     torch_threads: int = 0  # CPU threads of a process; 0: torch's choice
 
     num_envs: int = 8  # parallel environments of all processes together
