@@ -20,6 +20,7 @@ CASES = {  # actions and length of episodes in Toy; flags
     "choices": (dict(action_space=CHOICES), {}),
     "box": (dict(action_space=BOX), {}),
     "choices lstm": (dict(action_space=CHOICES), dict(memory="lstm")),
+    "ablated": (dict(action_space=CHOICES), dict(memory="lstm", ablate_memory=True)),
     "box lstm": (dict(action_space=BOX), dict(memory="lstm", schedule="constant")),
     # Minibatches of one step, half of which are final: on some ranks nothing counts.
     "nothing counts": (dict(length=1), dict(num_steps=2, total_timesteps=16, num_envs=1)),
@@ -53,12 +54,16 @@ gym.register("Rank1-v0", Rank1)
 
 def record(comm, env_id: str, name: str, **flags) -> dict:
     """Trains in float64 on the ranks of comm, and returns what this rank saw."""
-    seen = {key: [] for key in ("obs", "acted", "gae", "replays", "losses", "steps", "logged")}
+    names = "obs", "states", "values", "acted", "gae", "replays", "losses", "steps", "logged"
+    seen = {key: [] for key in names}
 
     class Watched(module.Agent):
         def step(self, obs, state):
+            outputs = super().step(obs.double(), state)
             seen["obs"].append(obs.double())
-            return super().step(obs.double(), state)
+            seen["states"].append(state.clone())
+            seen["values"].append(self.critic(outputs[1]).squeeze(-1))
+            return outputs
 
         def act(self, h, noise):
             seen.setdefault("first", {k: v.clone() for k, v in self.state_dict().items()})

@@ -79,13 +79,20 @@ def test_ranks_are_one_process_with_the_union_of_their_rollouts(case, count, job
     steps = np.sum([seen["steps"] for seen in results], 0)
     assert len(steps) >= 2 and {len(seen["replays"]) for seen in results} == {len(steps) * updates}
     final = torch.zeros(count, dtype=torch.bool)  # of each rank's next first step
+    epochs: list[list] = []  # where the sequences of each begin
     for i, before in enumerate([0, *np.cumsum(steps)[:-1]]):
         progress = before / args.total_timesteps if args.schedule == "linear" else 0
         optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - progress)
-        data, rows = [], []
+        data, rows, order = [], [], []
         for rank, seen in enumerate(results):
             values, done, advantages = (x[..., 0] for x in seen["gae"][i])
-            obs = torch.cat(seen["obs"][i * (T + 1) : (i + 1) * (T + 1) - 1])
+            first, last = i * (T + 1), (i + 1) * (T + 1) - 1
+            obs = torch.cat(seen["obs"][first:last])
+            acting = torch.cat(seen["values"][first : last + 1])
+            assert (values - acting).abs().max() <= 1e-12
+            if i + 1 < len(steps):  # the step that bootstraps is the first of the next rollout
+                for x in seen["obs"], seen["states"]:
+                    assert torch.equal(x[last], x[last + 1])
             finals = torch.cat([final[rank : rank + 1], done[:-1]])
             final[rank], valid = done[-1], ~finals
             assert valid.sum() == seen["steps"][i]
@@ -108,7 +115,10 @@ def test_ranks_are_one_process_with_the_union_of_their_rollouts(case, count, job
                 inputs = seen["replays"][u]
                 t = (inputs[0].unsqueeze(-2) == obs).all(-1).int().argmax(-1)  # (L, B)
                 assert torch.equal(obs[t], inputs[0]) and torch.equal(finals[t], inputs[2])
+                if args.ablate_memory:
+                    assert len(t) == 1 and not inputs[1].any()
                 counts = ~finals[t]
+                order.extend(t[0].tolist())
                 old_logprob, advantage, return_ = (x[t][counts] for x in targets)
                 clip_coef = args.clip_coef * (1 - progress)
                 for ours, expected in zip(seen["losses"][u], (old_logprob, advantage, clip_coef)):
@@ -139,16 +149,20 @@ def test_ranks_are_one_process_with_the_union_of_their_rollouts(case, count, job
             if loss.requires_grad:
                 loss.backward()
             optimizer.step()
+        epochs += np.reshape(order, (args.update_epochs, -1)).tolist()
         x = torch.cat(rows)
         agent.obs_sums += torch.stack([torch.ones_like(x), x, x**2]).sum(1)
     assert (empty > 0) == (case == "nothing counts")
+    assert all(sorted(a) == sorted(b) for a, b in zip(epochs[::2], epochs[1::2]))
+    assert epochs[::2] != epochs[1::2]  # each is shuffled anew, though two may be alike by chance
     for name, expected in agent.state_dict().items():
         ours = [seen["last"][name] for seen in results]
         assert (ours[0] - expected).abs().max() <= 1e-12 * max(1, expected.abs().max()), name
         assert all(torch.equal(x, ours[0]) for x in ours)
         assert torch.equal(results[-1]["first"][name], results[0]["first"][name])  # rank 0's
         moved = (ours[0] - results[0]["first"][name]).abs().max()
-        assert moved > 1e-4 or case == "nothing counts"
+        still = case == "nothing counts" or case == "ablated" and name.endswith("weight_hh")
+        assert moved > 1e-4 or still
 
 
 def test_each_rank_draws_other_numbers(job):
