@@ -64,6 +64,22 @@ class Faulty(Clock):
         return obs, reward, terminated, truncated, info
 
 
+class Counting(Clock):
+    """Episode n of its life, of two steps, pays n."""
+
+    def __init__(self):
+        super().__init__(steps=2)
+        self.episodes = 0
+
+    def reset(self, *, seed=None, options=None):
+        self.episodes += 1
+        return super().reset(seed=seed)
+
+    def step(self, action):
+        obs, _, terminated, truncated, info = super().step(action)
+        return obs, float(self.episodes * truncated), terminated, truncated, info
+
+
 class Outside(Clock):
     """Its observations are outside their space: 7 of 4."""
 
@@ -80,7 +96,7 @@ class SameStep(gym.vector.SyncVectorEnv):
         super().__init__([Clock] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
 
 
-for kind in Clock, Faulty, Outside:
+for kind in Clock, Counting, Faulty, Outside:
     gym.register(f"{kind.__name__}-v0", kind)
     box = type(f"Box{kind.__name__}", (kind,), {"action_space": spaces.Box(-1, 1, (1,))})
     gym.register(f"Box{kind.__name__}-v0", box)

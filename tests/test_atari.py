@@ -552,8 +552,10 @@ def test_each_process_resumes_with_its_own_random_numbers(runs, monkeypatch):
     optimizer = torch.optim.Adam(agent.parameters(), eps=1e-5, fused=True)
     run = rppo.Run(args, envs, agent, optimizer)
     assert torch.equal(torch.get_rng_state(), saved["rng"][1])
-    moments = zip(optimizer.state_dict()["state"].values(), saved["optimizer"]["state"].values())
-    assert all(torch.equal(a["exp_avg"], b["exp_avg"]) and a["exp_avg"].any() for a, b in moments)
+    loaded, expected = optimizer.state_dict()["state"], saved["optimizer"]["state"]
+    assert loaded.keys() == expected.keys() == set(range(len([*agent.parameters()])))
+    for name, x in expected.items():
+        assert torch.equal(loaded[name]["exp_avg"], x["exp_avg"]) and x["exp_avg"].any()
     assert run.step == saved["step"] > 1000 and len(run.returns) == 0 < len(saved["returns"])
 
 

@@ -144,6 +144,18 @@ def test_what_a_run_leaves(script, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("script", RUNS)
+def test_returns_are_those_of_the_last_100_episodes(script, tmp_path):
+    """Those of the four environments in turn; a resumed run goes on with them."""
+    flags = toy(script, "Counting"), "--total-timesteps 300 --eval-episodes 0 --run-name a"
+    first = trained(tmp_path, script, *flags)["returns"]
+    last = int(first[-1])
+    assert first == [n for n in range(last - 24, last + 1) for _ in range(4)] and last >= 30
+    following = trained(tmp_path, script, "--resume runs/a --total-timesteps 400")["returns"]
+    new = [n for n in range(1, int(following[-1]) + 1) for _ in range(4)]
+    assert following == (first + new)[-100:] and 0 < len(new) < 100
+
+
+@pytest.mark.parametrize("script", RUNS)
 def test_same_seed_same_weights_other_seed_others(script, tmp_path):
     """In a real environment, and in one that draws nothing, where weights and actions do."""
     for env, flags in ("real", SHORT[script]), ("toy", toy(script, "Clock")):
