@@ -192,9 +192,9 @@ def test_observations_are_normalised_as_in_baselines():
     assert np.allclose(ours, ((obs - total / count) / std).clip(-5, 5), atol=1e-4)
 
 
-def agent_for(space):
+def agent_for(space, **flags):
     """An agent with random weights and biases, in float64."""
-    args = module.Args(env_id=toy(action_space=space), encoder_size=8, norm_obs=False)
+    args = module.Args(env_id=toy(action_space=space), encoder_size=8, norm_obs=False, **flags)
     torch.manual_seed(4)
     agent = module.Agent(module.make_envs(args, 1), args).double()
     with torch.no_grad():
@@ -236,6 +236,20 @@ def test_numbers_are_drawn_from_the_gaussian():
     assert (drawn.mean(0) - mean).abs().max() < 0.03 * std.max()
     assert (drawn.std(0) / std - 1).abs().max() < 0.03
     assert np.allclose(agent.float().predict(obs.numpy(), {}, None)[0], mean, atol=1e-6)
+
+
+def test_predict_carries_the_state():
+    """Of both LSTMs, and none at an episode's start."""
+    agent = agent_for(spaces.Box(-9, 9, (2,)), memory="lstm").float()
+    obs, state, h, seen = torch.rand(4, 3), None, agent.initial_state(4), []
+    for _ in range(3):
+        action, state = agent.predict(obs.numpy(), {}, state)
+        with torch.no_grad():
+            features, _, h = agent.step(obs, h)
+            assert np.allclose(action, agent.actor(features), atol=1e-6)
+        assert torch.equal(state, h) and state.shape == (4, 4, agent.args.hidden_size)
+        seen.append(action)
+    assert np.abs(seen[2] - seen[0]).min() > 1e-4
 
 
 def test_each_step_has_its_own_noise(tmp_path, monkeypatch):
