@@ -2,9 +2,12 @@
 an environment that fails on rank 1."""
 
 import contextlib
+import itertools
 import os
 import signal
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import envs
 import gymnasium as gym
@@ -15,7 +18,7 @@ from gymnasium import spaces
 
 import ppo1_mpi as module
 
-CHOICES, BOX = spaces.MultiDiscrete([3, 2]), spaces.Box(-1, 1, (2,))
+CHOICES, BOX = spaces.MultiDiscrete([3, 2], start=[1, -1]), spaces.Box(-1, 1, (2,))
 CASES = {  # actions and length of episodes in Toy; flags
     "choices": (dict(action_space=CHOICES), {}),
     "box": (dict(action_space=BOX), {}),
@@ -54,7 +57,7 @@ gym.register("Rank1-v0", Rank1)
 
 def record(comm, env_id: str, name: str, **flags) -> dict:
     """Trains in float64 on the ranks of comm, and returns what this rank saw."""
-    names = "obs", "states", "values", "acted", "gae", "replays", "losses", "steps", "logged"
+    names = "obs states values acted gae replays losses steps logged saves".split()
     seen = {key: [] for key in names}
 
     class Watched(module.Agent):
@@ -89,21 +92,28 @@ def record(comm, env_id: str, name: str, **flags) -> dict:
         seen["logged"] += [dict(zip(names, x.tolist())) for x in losses]
         run_log(run, steps, names, losses)
 
+    def save(run):
+        seen["saves"].append(run.step)
+        run_save(run)
+
+    clock = itertools.count(0, 0.01 + 70 * comm.rank)  # fast on all ranks but 0
     compute_gae, ppo_loss, run_log = module.compute_gae, module.ppo_loss, module.Run.log
     patched = dict(Agent=Watched, compute_gae=gae, ppo_loss=loss, world=lambda: comm)
+    patched["time"] = SimpleNamespace(time=lambda: next(clock), sleep=time.sleep)
+    run_save = module.Run.save
     originals = {key: getattr(module, key) for key in patched}
     torch.set_default_dtype(torch.float64)
     try:
         for key, value in patched.items():
             setattr(module, key, value)
-        module.Run.log = log
+        module.Run.log, module.Run.save = log, save
         args = module.Args(
             env_id=env_id, run_name=name, **{"total_timesteps": 50 * comm.size, **FLAGS, **flags}
         )
         agent = module.train(args)
     finally:
         torch.set_default_dtype(torch.float32)
-        module.Run.log = run_log
+        module.Run.log, module.Run.save = run_log, run_save
         for key, value in originals.items():
             setattr(module, key, value)
     return seen | {"last": agent.state_dict()}

@@ -337,6 +337,25 @@ def test_amp_is_close_to_float32_and_leaves_the_gru_and_the_losses_in_it():
     assert torch.nn.functional.cosine_similarity(*gradients, dim=0) >= 0.999
 
 
+@pytest.mark.parametrize("separate", [False, True])
+def test_predict_takes_the_likeliest_and_carries_the_state(separate):
+    args = make_args(separate_critic=separate)
+    envs = rppo.make_envs(args, 4)
+    torch.manual_seed(0)
+    agent = rppo.Agent(envs, args)
+    state, h = None, agent.initial_state(4)
+    for seed in range(6):
+        obs = np.random.default_rng(seed).integers(0, 256, (4, 1, 84, 84), np.uint8)
+        before = state
+        action, state = agent.predict(obs, {}, before)
+        with torch.no_grad():
+            logp, _, h = agent.step(torch.from_numpy(obs), h)
+        assert torch.equal(state, h) and np.array_equal(action, logp.squeeze(1).argmax(-1))
+    assert before is not None and (state - before).abs().max() > 1e-3
+    drawn = [agent.predict(obs, {}, before, deterministic=False)[0] for _ in range(50)]
+    assert np.unique(drawn).tolist() == [0, 1, 2, 3]
+
+
 def test_the_cnn_is_that_of_the_paper():
     """Mnih et al. 2015: 32 8x8 stride 4, 64 4x4 stride 2, 64 3x3, 512; of pixels from 0 to 1."""
     torch.manual_seed(0)
@@ -559,7 +578,7 @@ def test_each_process_resumes_with_its_own_random_numbers(runs, monkeypatch):
     assert run.step == saved["step"] > 1000 and len(run.returns) == 0 < len(saved["returns"])
 
 
-def test_a_resumed_run_plays_other_games(tmp_path, monkeypatch):
+def test_a_resumed_run_plays_other_games_with_the_same_network(tmp_path, monkeypatch):
     seeds, make_envs = [], rppo.make_envs
 
     def watched(*inputs):
@@ -574,6 +593,17 @@ def test_a_resumed_run_plays_other_games(tmp_path, monkeypatch):
     args.resume, args.total_timesteps = str(tmp_path / "a"), 64
     rppo.train(args)
     assert seeds == [7, 7 + 32]
+    for flags in (
+        ["--env-id", "ALE/Pong-v5"],
+        ["--frame-stack", "4"],
+        ["--hidden-size", "17"],
+        ["--separate-critic"],
+        ["--ablate-memory"],
+    ):
+        name = flags[0].replace("-", "_").replace("__", "--")
+        monkeypatch.setattr(sys, "argv", ["rppo_gru_atari.py", "--resume", args.resume, *flags])
+        with pytest.raises(rppo.ArgumentError, match=f"{name}: .* has "):
+            rppo.parse_args()
 
 
 def test_main_says_with_how_many_processes_a_run_goes_on(monkeypatch, capsys):

@@ -78,6 +78,8 @@ def test_ranks_are_one_process_with_the_union_of_their_rollouts(case, count, job
     T, updates, empty = args.num_steps, args.update_epochs * args.num_minibatches, 0
     steps = np.sum([seen["steps"] for seen in results], 0)
     assert len(steps) >= 2 and {len(seen["replays"]) for seen in results} == {len(steps) * updates}
+    # The clock of rank 0, on which little time has passed, says when all save: first and last.
+    assert all(seen["saves"] == [0, sum(steps)] for seen in results)
     final = torch.zeros(count, dtype=torch.bool)  # of each rank's next first step
     epochs: list[list] = []  # where the sequences of each begin
     for i, before in enumerate([0, *np.cumsum(steps)[:-1]]):
