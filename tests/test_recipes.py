@@ -339,6 +339,29 @@ def test_long_memory_lets_gradients_through_dozens_of_steps(recipe):
         assert steps.mean() == pytest.approx(64, abs=12)
 
 
+def test_long_memory_learns_what_a_plain_lstm_does_not_begin_to_learn(recipe):
+    """Trained to name the symbol of 20 steps ago, one of four: its share after 100 updates."""
+    script = MODULES["rppo_lstm"]
+    plain, long = script.ResetLSTM, recipe("long_memory").LongLSTM
+
+    def named(memory_class):
+        torch.manual_seed(1)
+        memory, head = memory_class(4, 128), script.linear(128, 4, std=0.01)
+        optimizer = torch.optim.Adam([*memory.parameters(), *head.parameters()], 1e-3)
+        shares = []
+        for _ in range(100):
+            symbols = torch.randint(4, (40, 16))
+            h = memory(torch.eye(4)[symbols], torch.zeros(2, 16, 128), torch.zeros(40, 16).bool())
+            logits, target = head(h)[20:].flatten(0, 1), symbols[:-20].flatten()
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(logits, target).backward()
+            optimizer.step()
+            shares.append((logits.argmax(-1) == target).float().mean())
+        return torch.stack(shares[-20:]).mean().item()
+
+    assert named(plain) < 0.28 and named(long) > 0.31
+
+
 @pytest.mark.parametrize("kinds", ["LL", "LG", "GL", "GG"])
 def test_layers_are_the_loop_over_all(recipe, monkeypatch, kinds):
     module = recipe("stacked_lstm")
