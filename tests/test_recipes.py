@@ -340,7 +340,7 @@ def test_long_memory_lets_gradients_through_dozens_of_steps(recipe):
 
 
 def test_long_memory_learns_what_a_plain_lstm_does_not_begin_to_learn(recipe):
-    """Trained to name the symbol of 20 steps ago, one of four: its share after 100 updates."""
+    """The symbol of 20 steps ago, one of four: how often it is named in updates 81 to 100."""
     script = MODULES["rppo_lstm"]
     plain, long = script.ResetLSTM, recipe("long_memory").LongLSTM
 
@@ -348,7 +348,7 @@ def test_long_memory_learns_what_a_plain_lstm_does_not_begin_to_learn(recipe):
         torch.manual_seed(1)
         memory, head = memory_class(4, 128), script.linear(128, 4, std=0.01)
         optimizer = torch.optim.Adam([*memory.parameters(), *head.parameters()], 1e-3)
-        shares = []
+        right = []
         for _ in range(100):
             symbols = torch.randint(4, (40, 16))
             h = memory(torch.eye(4)[symbols], torch.zeros(2, 16, 128), torch.zeros(40, 16).bool())
@@ -356,8 +356,8 @@ def test_long_memory_learns_what_a_plain_lstm_does_not_begin_to_learn(recipe):
             optimizer.zero_grad()
             torch.nn.functional.cross_entropy(logits, target).backward()
             optimizer.step()
-            shares.append((logits.argmax(-1) == target).float().mean())
-        return torch.stack(shares[-20:]).mean().item()
+            right.append((logits.argmax(-1) == target).float().mean())
+        return torch.stack(right[-20:]).mean().item()
 
     assert named(plain) < 0.28 and named(long) > 0.31
 
