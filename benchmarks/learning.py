@@ -6,7 +6,7 @@ A run is what a user would start from the shell. Its final agent then plays 100 
 episodes, seeded from 1,000,000 x seed, so that no two agents meet the same starts. A run that has a
 row in learning.csv is skipped, a failed one too: delete its rows, there and in curves.csv, to run it
 again. After a crash or kill -9 the same command goes on: finished runs are kept, a run that was
-interrupted is resumed (a peer begins again), and its wall_seconds, which nobody knows, stay empty.
+interrupted is resumed from its last minute, and its wall_seconds, which nobody knows, stay empty.
 Agents stay in --runs-dir.
 """
 
@@ -34,6 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 POINTS = 40  # of a run's curve, at most
 EPISODES = 100  # deterministic ones of a final agent
+SAVE_SECONDS = 60  # between the checkpoints of a peer; ours have their own
 
 CARTPOLE = "rppo_lstm.py --env-id CartPole-v1"
 LANDER = (
@@ -344,7 +345,8 @@ def curve(run_dir: Path) -> list[tuple[int, float]]:
 
 
 def peer(algorithm: str, env_id: str, settings: str, steps: str, seed: str, run_dir: str) -> None:
-    """stable-baselines3's or sb3-contrib's algorithm, trained and evaluated into result.json.
+    """stable-baselines3's or sb3-contrib's algorithm, trained and evaluated into result.json. It
+    goes on from the run's checkpoint.zip, if there is one, with other episodes and random numbers.
     settings (JSON) are its constructor's, and num_envs, normalize (running statistics of rewards
     and, unless it is "rewards", of real-valued observations), linear (what falls to 0), visible
     (the components that are not masked) and activation (a class of torch.nn)."""
@@ -353,6 +355,7 @@ def peer(algorithm: str, env_id: str, settings: str, steps: str, seed: str, run_
     import stable_baselines3
     import torch
     from gymnasium.wrappers import FlattenObservation, TransformObservation
+    from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.evaluation import evaluate_policy
     from stable_baselines3.common.vec_env import VecNormalize
@@ -383,24 +386,44 @@ def peer(algorithm: str, env_id: str, settings: str, steps: str, seed: str, run_
     library = stable_baselines3 if hasattr(stable_baselines3, algorithm) else sb3_contrib
     policy = "MlpLstmPolicy" if algorithm.startswith("Recurrent") else "MlpPolicy"
     model = getattr(library, algorithm)(policy, envs, seed=int(seed), device="cpu", **kwargs)
-    points = []
+    model.curve, model.statistics = [], {}  # saved with the model, as all its attributes are
+    checkpoint = Path(run_dir, "checkpoint.zip")
+    checkpoint.parent.mkdir(parents=True, exist_ok=True)
+    if checkpoint.exists():
+        model = model.load(checkpoint, envs, device="cpu")
+        vars(envs).update(model.statistics)
+        model.set_random_seed(int(seed) + model.num_timesteps)
 
-    def note(_, __) -> bool:
-        if model.ep_info_buffer and (not points or points[-1][0] + 1000 < model.num_timesteps):
-            mean = float(np.mean([episode["r"] for episode in model.ep_info_buffer]))
-            points.append((model.num_timesteps, mean))
-        return True
+    class Record(BaseCallback):
+        """Notes the curve and saves the model."""
 
-    model.learn(int(steps), note)
+        saved = time.monotonic()
+
+        def _on_step(self) -> bool:
+            points = model.curve
+            if model.ep_info_buffer and (not points or points[-1][0] + 1000 < model.num_timesteps):
+                mean = float(np.mean([episode["r"] for episode in model.ep_info_buffer]))
+                points.append((model.num_timesteps, mean))
+            return True
+
+        def _on_rollout_start(self) -> None:
+            if time.monotonic() > self.saved + SAVE_SECONDS:
+                model.statistics = {k: v for k, v in vars(envs).items() if k.endswith("_rms")}
+                model.save(unfinished := checkpoint.with_name("unfinished.zip"))
+                unfinished.replace(checkpoint)
+                self.saved = time.monotonic()
+
+    model.learn(int(steps) - model.num_timesteps, Record(), reset_num_timesteps=False)
     fresh = make(1, 1_000_000 * int(seed))
     if normalize:
         fresh = VecNormalize(fresh, training=False, norm_obs=real, norm_reward=False)
         if real:
             fresh.obs_rms = envs.obs_rms
     returns, _ = evaluate_policy(model, fresh, EPISODES, return_episode_rewards=True)
-    Path(run_dir).mkdir(parents=True, exist_ok=True)
     last = [episode["r"] for episode in model.ep_info_buffer]
-    result = dict(global_step=model.num_timesteps, returns=last, evaluation=returns, curve=points)
+    result = dict(
+        global_step=model.num_timesteps, returns=last, evaluation=returns, curve=model.curve
+    )
     Path(run_dir, "result.json").write_text(json.dumps(result))
 
 

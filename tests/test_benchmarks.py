@@ -70,6 +70,43 @@ def test_a_killed_queue_goes_on(options, monkeypatch):
     assert float(learning.read(options.learning)[0]["wall_seconds"]) > 0
 
 
+def test_a_killed_peer_goes_on_from_its_checkpoint(tmp_path, monkeypatch):
+    """With its weights, Adam's moments, curve, running statistics and learning rate schedule; a run
+    that was not stopped has the same numbers as one that saves nothing."""
+    PPO = pytest.importorskip("stable_baselines3").PPO
+    train, seen = PPO.train, []
+
+    def watched(model):
+        rate = model.lr_schedule(model._current_progress_remaining)
+        adam = model.policy.optimizer.state_dict()["state"].get(0, {"step": 0})
+        steps_in_statistics = model.env.ret_rms.count
+        seen.append((model.num_timesteps, rate, float(adam["step"]), steps_in_statistics))
+        if len(seen) == stop_at:
+            raise KeyboardInterrupt
+        train(model)
+
+    def run(folder: str, save_seconds: float) -> dict:
+        monkeypatch.setattr(learning, "SAVE_SECONDS", save_seconds)
+        settings = '{"n_steps": 256, "learning_rate": 1e-3, "linear": ["learning_rate"], '
+        settings += '"normalize": true}'
+        learning.peer("PPO", "CartPole-v1", settings, "2048", "1", str(tmp_path / folder))
+        return json.loads((tmp_path / folder / "result.json").read_text())
+
+    monkeypatch.setattr(learning, "EPISODES", 2)
+    monkeypatch.setattr(PPO, "train", watched)
+    stop_at = 0
+    assert run("saves", -1) == run("never saves", 1e9)
+    whole, seen[:] = seen[:8], []
+    stop_at = 6
+    with pytest.raises(KeyboardInterrupt):
+        run("stopped", -1)
+    stop_at, seen[:] = 0, []
+    result = run("stopped", -1)
+    assert seen == [pytest.approx(row) for row in whole[5:]] and seen[0][2] == 5 * 10 * 4
+    curve = [step for step, _ in result["curve"]]
+    assert result["global_step"] == 2048 and curve == sorted({*curve}) and curve[0] < 1280
+
+
 def test_an_interrupted_run_begins_anew_if_its_text_changed(options, monkeypatch):
     monkeypatch.setattr(learning, "TASKS", {"task": (256, {"lstm": SMALL})})
     run_dir = options.runs_dir / "task__lstm__1"
