@@ -502,7 +502,7 @@ def check_inputs(agent: Agent, obs, state, final):
 
 def check_args(args: Args) -> None:
     """Raises ArgumentError for the first flag that cannot work. Sets seq_len to L, if it is 0."""
-    check_flags(args, gamma=1, gae_lambda=1)
+    check_flags(args, gamma=(0, 1), gae_lambda=(0, 1))
     args.seq_len = 1 if args.ablate_memory else args.seq_len or args.num_steps
     fits = args.num_steps % args.seq_len == 0
     check(fits, f"--seq-len {args.seq_len}: must divide --num-steps {args.num_steps}")
@@ -511,14 +511,14 @@ def check_args(args: Args) -> None:
     check(not args.cuda or torch.cuda.is_available(), "--cuda: torch finds no GPU")
 
 
-def check_flags(args: Args, **highest) -> None:
+def check_flags(args: Args, **ranges) -> None:
     """Raises ArgumentError for a number out of its range. Makes 3e5 an int, and a Path a str."""
     may_be_0 = "seed", "seq_len", "eval_episodes"
     for field in fields(args):
         value = getattr(args, field.name)
         if field.type in (bool, int, float):
-            low = 1 if field.type is int and field.name not in may_be_0 else 0
-            high = highest.get(field.name, 10**12)
+            least = 1 if field.type is int and field.name not in may_be_0 else 0
+            low, high = ranges.get(field.name, (least, 10**12))
             number = isinstance(value, (int, float, np.number, np.bool_))
             fits = number and (low <= value <= high or value == field.default)
             flag = "--" + field.name.replace("_", "-")
@@ -698,7 +698,7 @@ def load(run_dir, agent: Agent | None = None) -> dict:
             check(opened.testzip() is None, "it is damaged")
         saved = torch.load(file, map_location="cpu", weights_only=True)
         check(saved["script"] == SCRIPT, f"{saved['script']} wrote it, not {SCRIPT}")
-        check_flags(Args(**saved["args"]))
+        Args(**saved["args"])  # an error for flags that this script does not have
         if agent is not None:
             agent.load_state_dict(saved["agent"])
     except Exception as error:  # a damaged file can raise anything
@@ -728,7 +728,7 @@ def evaluate(agent: Agent, envs, seed: int, deterministic: bool = True) -> list[
 
 def play(args: Args) -> None:
     """Plays episodes in a window, into videos, or without a picture, and prints their returns."""
-    check_flags(args)
+    check(args.seed >= 0, f"--seed {args.seed}: must be from 0")
     mode = {"human": "human", "video": "rgb_array", "none": None}[args.render]
     make_envs(args, 1).close()  # checks env_id
     modes = [None, *gym.make(args.env_id).metadata.get("render_modes", [])]
@@ -754,7 +754,7 @@ def parse_args() -> Args:
         defaults = load(run_dir)["args"]
     else:
         defaults = PRESETS.get((early.env_id, early.mask_velocity), {})
-    about = (__doc__ or "").split("\n\nPPO:")[0]  # python -OO has no docstring
+    about = "\n\n".join((__doc__ or "").split("\n\n")[:2])  # python -OO has no docstring
     args = tyro.cli(Args, default=Args(**defaults), description=about)
     if run_dir:
         for name in FIXED:

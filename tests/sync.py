@@ -1,8 +1,8 @@
 """Copies the blocks that the scripts share from rppo_lstm.py into the others: python tests/sync.py
 
 A block is a function, a class or a method. Blocks of one name are one text in all scripts, but for
-EXCEPTIONS. The first of SCRIPTS that has a block owns it; edit it there. `--check` changes nothing,
-and ends with exit code 1 if a script differs.
+EXCEPTIONS. Edit a block in the first script that has it. `--check` changes nothing, and ends with
+exit code 1 if a script differs.
 """
 
 import ast
@@ -12,16 +12,46 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = ["rppo_lstm", "rppo_continuous", "rppo_gru_atari", "trpo", "ppo1_mpi"]
 SPLIT = "Agent", "Run"  # classes whose methods are blocks of their own
-# Blocks with a text of their own, in which scripts, and why.
-EVERYWHERE = tuple(SCRIPTS)
+ALONE = [(script,) for script in SCRIPTS]
+VECTORS, ATARI, MPI = ("rppo_lstm", "rppo_continuous", "trpo"), ("rppo_gru_atari",), ("ppo1_mpi",)
+# Blocks that are not one text in all scripts: which scripts share one, and why.
 EXCEPTIONS = {
-    "Args": (EVERYWHERE, "each has its own flags"),
-    "train": (EVERYWHERE, "each algorithm has its own story"),
-    "check_args": (EVERYWHERE, "each checks its own flags"),
-    "Agent.__init__": (EVERYWHERE, "heads and memories differ"),
-    "Agent.step": (EVERYWHERE, "heads and memories differ"),
-    "Agent.predict": (EVERYWHERE, "distributions differ"),
+    "Args": (ALONE, "each has its own flags"),
+    "train": (ALONE, "each algorithm has its own story"),
+    "check_args": (ALONE, "each checks its own flags"),
+    "Agent.__init__": (ALONE, "heads and memories differ"),
+    "Agent.step": (ALONE, "heads and memories differ"),
+    "Agent.predict": (ALONE, "distributions differ"),
+    "Agent.evaluate_actions": (ALONE, "distributions differ"),
+    "Agent.initial_state": (
+        [("rppo_lstm", "rppo_continuous"), ATARI, ("trpo",), MPI],
+        "memories differ",
+    ),
+    "Agent.log_probs": ([("rppo_lstm", "trpo", "ppo1_mpi"), ATARI], "Atari has no masks"),
+    "Agent.policy": (ALONE, "trpo has discrete actions, too"),
+    "Agent.sample_noise": (ALONE, "gSDE is rppo_continuous's"),
+    "Agent.act": (ALONE, "gSDE is rppo_continuous's"),
+    "num_choices": ([("rppo_lstm",), ("trpo", "ppo1_mpi")], "Box actions, too"),
+    "to_env": (
+        [("rppo_lstm", "rppo_gru_atari"), ("rppo_continuous",), ("trpo", "ppo1_mpi")],
+        "Gaussian actions are clipped",
+    ),
+    "check_inputs": ([(*VECTORS, *MPI), ATARI], "frames are not vectors"),
+    "make_envs": ([VECTORS, ATARI, MPI], "ale_py's games; one environment on a rank"),
+    "play": ([(*VECTORS, *MPI), ATARI], "Atari's games are shown by Gymnasium's preprocessing"),
+    "parse_args": ([VECTORS, ATARI, MPI], "Atari has no presets; rank 0 prints"),
+    "main": ([VECTORS, ATARI, MPI], "several processes"),
+    "Run.__init__": ([VECTORS, ATARI, MPI], "several processes"),
+    "Run.log": ([VECTORS, ATARI, MPI], "several processes"),
+    "Run.save": ([VECTORS, ATARI, MPI], "several processes"),
+    "Run.finish": ([VECTORS, ATARI, MPI], "several processes"),
 }
+
+
+def group(name: str, script: str) -> tuple[str, ...]:
+    """The scripts that share a block's text with this one."""
+    groups, _ = EXCEPTIONS.get(name, ([tuple(SCRIPTS)], ""))
+    return next((scripts for scripts in groups if script in scripts), (script,))
 
 
 def blocks(text: str) -> dict[str, tuple[int, int]]:
@@ -42,30 +72,16 @@ def blocks(text: str) -> dict[str, tuple[int, int]]:
     return found
 
 
-def owners(texts: dict[str, str]) -> dict[str, str]:
-    """Which script owns a block that several share."""
-    found: dict[str, str] = {}
-    for script, text in texts.items():
-        for name in blocks(text):
-            own, _ = EXCEPTIONS.get(name, ((), ""))
-            if script not in own:
-                found.setdefault(name, script)
-    return found
-
-
 def synced(texts: dict[str, str]) -> dict[str, str]:
-    """The texts of the scripts, with every shared block as its owner has it."""
-    owner = owners(texts)
+    """The texts of the scripts, with every block as the first script of its group has it."""
+    found = {script: blocks(text) for script, text in texts.items()}
     new = {}
     for script, text in texts.items():
         lines = text.splitlines()
-        for name, (first, last) in reversed(blocks(text).items()):
-            own, _ = EXCEPTIONS.get(name, ((), ""))
-            if script in own or owner[name] == script:
-                continue
-            source = texts[owner[name]]
-            start, end = blocks(source)[name]
-            lines[first:last] = source.splitlines()[start:end]
+        for name, (first, last) in reversed(found[script].items()):
+            owner = next(other for other in group(name, script) if name in found[other])
+            start, end = found[owner][name]
+            lines[first:last] = texts[owner].splitlines()[start:end]
         new[script] = "\n".join(lines) + "\n"
     return new
 
