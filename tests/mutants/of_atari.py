@@ -66,4 +66,4 @@ MUTANTS = [
     ("predict explores", "logp.argmax(-1) if deterministic else sample(logp)", "sample(logp)", GAMES),
     ("predict forgets", "logp, _, state = self.step(torch.as_tensor", "logp, _, _ = self.step(torch.as_tensor", GAMES),
     ("the clip range is ignored", "surrogate = torch.min(ratio * advantage, clipped * advantage)", "surrogate = ratio * advantage", GAMES),
-]
+]  # fmt: skip

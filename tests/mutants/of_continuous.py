@@ -47,4 +47,4 @@ MUTANTS = [
     ("the actor's first weights are as large as others", ", std=0.01)", ")", AGENT),
     ("the critic's last layer begins too large", ", std=1.0)", ")", AGENT),
     ("statistics of observations can be switched off in a resumed run", '    "norm_obs", "use_sde",\n', '    "use_sde",\n', RUN),
-]
+]  # fmt: skip

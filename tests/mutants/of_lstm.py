@@ -82,4 +82,4 @@ MUTANTS = [
     ("a resumed run plays the first episodes again", "seed=args.seed + run.step", "seed=args.seed", RUN),
     ("the actor's first weights are as large as others", ", std=0.01)", ")", AGENT),
     ("the critic's last layer begins too large", ", std=1.0)", ")", AGENT),
-]
+]  # fmt: skip

@@ -67,4 +67,4 @@ MUTANTS = [
     ("the last kl is not that of the ranks", "if losses[-1][-1] > 1.5", "if kl > 1.5", MPI),
     ("a saved file has the first optimiser", '"optimizer": self.optimizer.state_dict()', '"optimizer": torch.optim.Adam(self.agent.parameters(), eps=1e-5).state_dict()', RUN),
     ("each rank asks its own clock", "self.comm.bcast(self.logged - self.saved > 60)", "(self.logged - self.saved > 60)", MPI),
-]
+]  # fmt: skip

@@ -71,4 +71,4 @@ MUTANTS = [
     ("the critic's last layer begins too large", ", std=1.0)", ")", AGENT),
     ("statistics of observations can be switched off in a resumed run", '"memory", "norm_obs"\n', '"memory"\n', RUN),
     ("sub-sampling is ignored without memory", "obs[~final][::every]", "obs[~final]", TRPO),
-]
+]  # fmt: skip
