@@ -1,5 +1,5 @@
 # /// script
-# requires-python = ">=3.10"
+# requires-python = ">=3.11"
 # dependencies = ["torch>=2.9", "gymnasium[other]>=1.2", "ale-py", "tyro", "tensorboard", "tqdm"]
 # ///
 """Recurrent PPO with a GRU on Atari games, in one process or several.
@@ -9,31 +9,40 @@
     python rppo_gru_atari.py --play runs/RUN           # watch the agent
 
 PPO: Schulman et al. 2017, arXiv:1707.06347. GAE: Schulman et al. 2016, arXiv:1506.02438.
-Each process plays its share of the environments; losses are means over the steps of all of them.
 
 A rollout is T time steps of N environments; its arrays are (T, N, ...). When an episode ends,
-Gymnasium's vector environments return its last observation as a time step of its own:
+Gymnasium's vector environments return its last observation as a time step of its own. We call
+that step final:
 
-    t      obs                          action    final   afterwards
-    4      the episode's last but one   played            truncated[4] or terminated[4] is set
-    5      the episode's last           ignored   yes     the agent's state is set to zero
-    6      the next episode's first     played
+    t   obs                          action    final
+    4   the episode's last but one   played            terminated[4] or truncated[4] is set
+    5   the episode's last           ignored   yes     after it, the agent's state is set to zero
+    6   the next episode's first     played
 
-A final step counts in no loss. Its value, from the state that the agent has there, bootstraps a
-truncated episode. Shapes: S sequences of L steps, B of them in a minibatch; F features, H hidden
-units; C frames in an observation; K = 1 component of an action, A choices.
+A final step counts in no loss: its action did nothing. But its value, computed with the state
+that the agent has there, stands for the rewards that a time limit cut off.
+
+Each process plays its share of the environments. Losses are means over the steps of all of them,
+so all processes make the same updates, and their weights stay equal.
+
+Letters in shapes: T time steps, N environments of this process; S sequences of L steps, B of them
+in a minibatch; M steps that count; C frames in an observation, F features, H hidden units; K = 1
+component of an action, A choices.
 """
 
 import json
 import os
-import pickle
+import random
+import shlex
 import sys
 import time
 import traceback
+import warnings
 import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import gymnasium as gym
 import numpy as np
@@ -48,9 +57,11 @@ from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 SCRIPT = "rppo_gru_atari"
-RANK = int(os.environ.get("RANK", 0))  # the number of this process; torchrun sets all three
-LOCAL_RANK = int(os.environ.get("LOCAL_RANK", 0))  # its number on this machine, and its GPU's
-WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))  # how many processes there are
+WORLD_SIZE = int(os.environ.get("WORLD_SIZE") or 1)  # how many processes; torchrun sets all three
+RANK = LOCAL_RANK = 0
+if WORLD_SIZE > 1:  # else they are left over from something else
+    RANK = int(os.environ.get("RANK") or 0)  # the number of this process
+    LOCAL_RANK = int(os.environ.get("LOCAL_RANK") or 0)  # its number on its machine, and its GPU's
 
 
 @dataclass
@@ -68,8 +79,8 @@ class Args:
 
     num_envs: int = 8  # parallel environments of all processes together
     num_steps: int = 128  # time steps of a rollout (T)
-    seq_len: int = 0  # steps that gradients flow back through, a sequence (L); 0: T
-    num_minibatches: int = 4  # in an epoch, of whole sequences
+    seq_len: int = 0  # length of a sequence (L), through which gradients flow; 0: T
+    num_minibatches: int = 4  # minibatches in an epoch, each of whole sequences
     update_epochs: int = 4  # passes over a rollout
     gamma: float = 0.99  # discount factor
     gae_lambda: float = 0.95  # lambda of generalised advantage estimation
@@ -78,7 +89,7 @@ class Args:
     separate_critic: bool = False  # the critic has a memory of its own
     ablate_memory: bool = False  # keep no state from step to step, L = 1: a control
 
-    learning_rate: float = 2.5e-4  # of Adam
+    learning_rate: float = 2.5e-4  # Adam's, at the start
     anneal_lr: bool = True  # the learning rate falls linearly to 0
     clip_coef: float = 0.1  # epsilon of the surrogate
     ent_coef: float = 0.01  # weight of the entropy bonus
@@ -89,31 +100,47 @@ class Args:
     runs_dir: str = "runs"  # directory of new runs
     run_name: str | None = None  # name of a new run; None: env_id__script__seed__time
     track: bool = False  # log to Weights & Biases
-    eval_episodes: int = 10  # deterministic episodes after training, or of --play
-    resume: str | None = None  # run directory to go on with; other flags override its own
-    play: str | None = None  # run directory whose agent to watch
-    capture_video: bool = False  # with --play only: films into RUN/videos
+    eval_episodes: int = 10  # episodes after training, or of --play
+    deterministic: bool = True  # evaluate the most probable actions; else they are sampled
+    resume: str | None = None  # directory of a run to continue; flags given here override its own
+    play: str | None = None  # directory of a run whose agent to watch
+    render: Literal["human", "video", "none"] = "human"  # --play: a window, RUN/videos, or returns
 
 
-FIXED = "env_id", "frame_stack", "hidden_size", "separate_critic", "ablate_memory"
+FIXED = (  # the agent's shape and what it sees: --resume and --play cannot change them
+    "env_id", "frame_stack", "hidden_size", "separate_critic", "ablate_memory",
+)  # fmt: skip
+LOSSES = "policy_loss", "value_loss", "entropy", "approx_kl"  # what is logged
+# Evaluation cuts a game after five minutes, 60 frames a second, as Mnih et al. (2015) do
+EVAL_FRAMES = 18_000
 
 
 class ResetGRU(nn.Module):
-    """A GRU whose state is zero after every final step, and that replays rollouts in one call.
+    """A GRU whose state is zero after every final step, and that replays a sequence in one call.
 
-    Its definition is a loop: state = cell(x[t], state), then state = 0 if final[t]. A fused call
-    cannot stop for that. But no loss reads the output of a final step, so on replay that step can
-    *be* the reset. x gets two more features. The first is 1; its weights are the input's biases.
-    The second is 0, with fixed weights: 1 to the gates r and z, else 0. But on final steps x is
-    (0, ..., 0, 0, -1e4). Then r = z = sigmoid(U h + b - 1e4) = 0 exactly in floating point, so
-    n = tanh(0) = 0, h' = (1 - 0) n + 0 h = 0, and no gradient passes (GRU: arXiv:1406.1078).
+    Its definition is a loop over time: state = cell(x[t], state), then state = 0 if final[t]. One
+    call of torch.gru for all steps is faster, but cannot stop to reset the state. It need not: no
+    loss reads the output of a final step, so on replay we may choose its input, and choose one
+    that makes the step itself the reset.
+
+    x gets two more features. The first is 1, and its weights are the input's biases. The second
+    is 0; its weights are constant: 1 to the gates r and z, 0 to n. On a final step the second is
+    -1e4, and all the rest is 0, the biases with it. Then, exactly in floating point, and with no
+    gradient (GRU: Cho et al. 2014, arXiv:1406.1078, as torch has it):
+
+        r = z = sigmoid(U h + c - 1e4) = 0,  n = tanh(0 + r (U h + c)) = 0,  h' = (1 - z) n + z h = 0
+
+    On a CPU torch computes a GRU step by step, and fuses only the LSTM, which is several times
+    faster there. On a GPU both are fused.
     """
 
     def __init__(self, input_size: int, hidden_size: int):
         super().__init__()
         self.cell = nn.GRUCell(input_size, hidden_size)
-        for name, parameter in self.cell.named_parameters():
-            nn.init.zeros_(parameter) if "bias" in name else nn.init.orthogonal_(parameter)
+        nn.init.orthogonal_(self.cell.weight_ih)
+        nn.init.orthogonal_(self.cell.weight_hh)
+        nn.init.zeros_(self.cell.bias_ih)
+        nn.init.zeros_(self.cell.bias_hh)
         closes = torch.tensor([[1.0], [1.0], [0.0]])  # r, z, n
         self.closes = nn.Buffer(closes.repeat_interleave(hidden_size, 0), persistent=False)
         self.reset = nn.Buffer(torch.tensor([0.0] * input_size + [0.0, -1e4]), persistent=False)
@@ -123,19 +150,28 @@ class ResetGRU(nn.Module):
         return self.cell(x, state[0]).unsqueeze(0)
 
     def forward(self, x: Tensor, state: Tensor, final: Tensor) -> Tensor:
-        """Sequences: x (L, B, F), the state before them (1, B, H), final (L, B) -> h (L, B, H)."""
-        x = nn.functional.pad(nn.functional.pad(x, (0, 1), value=1.0), (0, 1))  # (L, B, F + 2)
-        x = torch.where(final.unsqueeze(-1), self.reset, x)
-        W, U, b, c = self.cell.parameters()
-        weights = [torch.cat([W, b[:, None], self.closes], 1), U, torch.zeros_like(b), c]
-        return torch.gru(
-            x, state, weights, has_biases=True, num_layers=1, dropout=0.0,
-            train=self.training, bidirectional=False, batch_first=False,
-        )[0]  # fmt: skip
+        """Sequences: x (L, B, F), the state before them (1, B, H), final (L, B) -> h (L, B, H).
+        ValueError for other shapes."""
+        cell = self.cell
+        L, B = x.shape[:2]
+        check_shapes((L, B, cell.input_size), x=x)  # torch.gru would broadcast one sequence
+        check_shapes((1, B, cell.hidden_size), state=state)
+        check_shapes((L, B), final=final)
+        x = nn.functional.pad(x, (0, 1), value=1.0)  # the first feature: the input's biases
+        x = nn.functional.pad(x, (0, 1))  # the second, which closes r and z: (L, B, F + 2)
+        x = torch.where(final.bool().unsqueeze(-1), self.reset, x)
+        weight_ih = torch.cat([cell.weight_ih, cell.bias_ih[:, None], self.closes], 1)
+        bias_ih = torch.zeros_like(cell.bias_ih)
+        h, _ = torch.gru(  # what nn.GRU calls
+            x, state, [weight_ih, cell.weight_hh, bias_ih, cell.bias_hh],
+            has_biases=True, num_layers=1, dropout=0.0, train=self.training, bidirectional=False,
+            batch_first=False,
+        )  # fmt: skip
+        return h
 
 
 def linear(inputs: int, outputs: int, std: float = 2**0.5) -> nn.Linear:
-    """Orthogonal weights, zero biases ("37 implementation details of PPO", 2022)."""
+    """Orthogonal weights, zero biases (Huang et al. 2022, "37 implementation details")."""
     layer = nn.Linear(inputs, outputs)
     nn.init.orthogonal_(layer.weight, std)
     nn.init.zeros_(layer.bias)
@@ -147,27 +183,39 @@ class NatureCNN(nn.Module):
 
     def __init__(self, channels: int, amp: bool):
         super().__init__()
-        self.amp, relu = amp, nn.ReLU(inplace=True)
+        self.amp = amp
         self.cnn = nn.Sequential(
-            nn.Conv2d(channels, 32, 8, 4), relu, nn.Conv2d(32, 64, 4, 2), relu,
-            nn.Conv2d(64, 64, 3), relu, nn.Conv2d(64, 512, 7), relu, nn.Flatten(),
-        )  # fmt: skip
-        for name, parameter in self.cnn.named_parameters():
-            nn.init.zeros_(parameter) if "bias" in name else nn.init.orthogonal_(parameter, 2**0.5)
-        self.cnn.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            nn.Conv2d(channels, 32, 8, stride=4),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(32, 64, 4, stride=2),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(64, 64, 3, stride=1),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(64, 512, 7),  # the linear layer on 64 x 7 x 7 numbers, as a convolution
+            nn.ReLU(inplace=True),
+            nn.Flatten(),
+        )
+        for layer in self.cnn:
+            if isinstance(layer, nn.Conv2d):
+                nn.init.orthogonal_(layer.weight, 2**0.5)
+                nn.init.zeros_(layer.bias)
+        self.cnn.to(memory_format=torch.channels_last)  # faster
 
     def forward(self, obs: Tensor) -> Tensor:
         frames = obs.flatten(0, -4) / 255
         with torch.autocast(obs.device.type, torch.bfloat16, enabled=self.amp):
-            return self.cnn(frames).to(frames.dtype).unflatten(0, obs.shape[:-3])
+            x = self.cnn(frames)
+        return x.to(frames.dtype).unflatten(0, obs.shape[:-3])
 
 
 class Agent(nn.Module):
-    """CNN, GRU, actor, critic. state (1, N, H): h; (2, N, H) with a separate critic."""
+    """CNN and GRU, then actor and critic. state is (1, N, H): the GRU's h. A separate critic has a
+    GRU of its own, and state is (2, N, H)."""
 
     def __init__(self, envs, args: Args):
         super().__init__()
-        self.args, self.action_space = args, envs.single_action_space
+        self.args = args
+        self.action_space = envs.single_action_space
         self.encoder = NatureCNN(args.frame_stack, args.amp)
         self.gru = ResetGRU(512, args.hidden_size)
         if args.separate_critic:
@@ -184,39 +232,59 @@ class Agent(nn.Module):
         return self.actor(h).unsqueeze(-2).log_softmax(-1)
 
     def step(self, obs: Tensor, state: Tensor):
-        """obs (N, C, 84, 84) -> log-probabilities (N, K, A), value (N,), next state."""
+        """obs (N, C, 84, 84), state -> log-probabilities (N, K, A), value (N,), state."""
         x = self.encoder(obs)
         next_state = self.gru.step(x, state[:1])
         if self.args.separate_critic:
             next_state = torch.cat([next_state, self.critic_gru.step(x, state[1:])])
-        logp, value = self.log_probs(next_state[0]), self.critic(next_state[-1]).squeeze(-1)
-        return logp, value, torch.zeros_like(state) if self.args.ablate_memory else next_state
+        logp = self.log_probs(next_state[0])
+        value = self.critic(next_state[-1]).squeeze(-1)  # h of the last GRU, be it one or two
+        if self.args.ablate_memory:
+            next_state = torch.zeros_like(next_state)
+        return logp, value, next_state
 
     def evaluate_actions(self, obs, state, final, actions):
-        """Sequences: obs (L, B, C, 84, 84), the state before them (1, B, H), final
-        (L, B), actions (L, B, K) -> logprob, entropy, value (L, B), meaningless on final steps."""
+        """Sequences: obs (L, B, C, 84, 84), the state before them (1, B, H), final (L, B),
+        actions (L, B, K) -> logprob, entropy, value (M,) of the steps that count. Without memory L
+        is 1 and all states are zero."""
         x = self.encoder(obs)
-        h = critic_h = self.gru(x, state[:1], final)
-        if self.args.separate_critic:
-            critic_h = self.critic_gru(x, state[1:], final)
+        h = self.gru(x, state[:1], final)
+        critic_h = self.critic_gru(x, state[1:], final) if self.args.separate_critic else h
+        value = self.critic(critic_h).squeeze(-1)
         logp = self.log_probs(h)
-        logprob = logp.gather(-1, actions.unsqueeze(-1)).sum((-2, -1))
+        logprob = log_prob(logp, actions)
         entropy = -(logp.exp() * logp).sum((-2, -1))
-        return logprob, entropy, self.critic(critic_h).squeeze(-1)
+        valid = ~final
+        return logprob[valid], entropy[valid], value[valid]
 
     @torch.inference_mode()
-    def predict(self, obs, info: dict, state: Tensor | None, deterministic: bool = True):
-        """obs (N, C, 84, 84), info of N games, state, None at first -> actions, next state."""
-        state = self.initial_state(len(obs)) if state is None else state
-        logp, _, state = self.step(torch.as_tensor(obs, device=state.device), state)
+    def predict(self, obs, info=None, state=None, final=None, deterministic: bool = True):
+        """obs (N, C, 84, 84) and info of N games, state, None at first, and final (N,), which obs
+        are a game's last -> actions for the environments; state, zero after final steps."""
+        obs, state, final = check_inputs(self, obs, state, final)
+        tensor = partial(torch.as_tensor, device=state.device)
+        logp, _, state = self.step(tensor(obs), state)
         choices = logp.argmax(-1) if deterministic else sample(logp)
+        state = state.where(tensor(~final)[:, None], 0.0)
         return to_env(choices, self.action_space), state
 
 
 def sample(logp: Tensor) -> Tensor:
     """Log-probabilities (..., K, A) -> choices (..., K). If E_a ~ Exp(1), p_a / E_a is the largest
-    with probability p_a. Noise comes from the CPU's generator, whose state agent.pt holds."""
-    return (logp.exp() / torch.empty(logp.shape).exponential_().to(logp.device)).argmax(-1)
+    with probability p_a: Categorical.sample without its overhead."""
+    noise = torch.empty(logp.shape).exponential_().to(logp.device)
+    return (logp.exp() / noise).argmax(-1)
+
+
+def log_prob(logp: Tensor, actions: Tensor) -> Tensor:
+    """Log-probabilities (..., K, A), actions (..., K) -> the sum over independent components."""
+    return logp.gather(-1, actions.unsqueeze(-1)).squeeze(-1).sum(-1)
+
+
+def to_env(actions: Tensor, space) -> np.ndarray:
+    """Actions (N, K), counted from 0 -> as the environments take them."""
+    array = actions.cpu().numpy().reshape(-1, *space.shape)
+    return array.astype(space.dtype) + getattr(space, "start", 0)
 
 
 def compute_gae(rewards, values, terminated, done, gamma: float, lam: float) -> np.ndarray:
@@ -226,8 +294,10 @@ def compute_gae(rewards, values, terminated, done, gamma: float, lam: float) -> 
         delta_t = r_t + gamma (1 - terminated_t) V_{t+1} - V_t
         A_t = delta_t + gamma lambda (1 - done_t) A_{t+1}
     """
+    check_shapes(rewards.shape, values=values[1:], terminated=terminated, done=done)
     deltas = rewards + gamma * np.where(terminated, 0, values[1:]) - values[:-1]
-    advantages, following = np.zeros_like(deltas), np.zeros_like(deltas[0])
+    advantages = np.zeros_like(deltas)
+    following = np.zeros_like(deltas[0])  # A_{t+1}
     for t in reversed(range(len(deltas))):
         following = deltas[t] + gamma * lam * np.where(done[t], 0, following)
         advantages[t] = following
@@ -236,12 +306,26 @@ def compute_gae(rewards, values, terminated, done, gamma: float, lam: float) -> 
 
 def ppo_loss(logprob, old_logprob, advantage, clip_coef: float):
     """M steps -> the clipped surrogate (Schulman et al. 2017, eq. 7), negated, and an estimate of
-    the KL divergence from the old policy, the mean of ratio - 1 - log ratio."""
+    the KL divergence from the old policy, E[ratio - 1 - log ratio], which is never negative
+    (Schulman 2020, "Approximating KL divergence")."""
+    check_shapes(logprob.shape, old_logprob=old_logprob, advantage=advantage)
     log_ratio = logprob - old_logprob
     ratio = log_ratio.exp()
     clipped = ratio.clamp(1 - clip_coef, 1 + clip_coef)
     surrogate = torch.min(ratio * advantage, clipped * advantage)
     return -surrogate.mean(), (ratio - 1 - log_ratio).mean().detach()
+
+
+def to_sequences(x: Tensor, L: int) -> Tensor:
+    """Cuts a rollout (T, N, ...) into sequences of L steps: (L, S, ...), with S = N T / L."""
+    x = x.unflatten(0, (-1, L))  # (T / L, L, N, ...)
+    return x.transpose(0, 1).flatten(1, 2)
+
+
+def minibatches(S: int, args: Args):
+    """Yields the sequences (B,) of each minibatch; every epoch has them all, in a new order."""
+    for _ in range(args.update_epochs):
+        yield from torch.randperm(S).view(args.num_minibatches, -1)
 
 
 def gather(x) -> list:
@@ -259,17 +343,21 @@ def all_sum(x: Tensor) -> Tensor:
     return x
 
 
-def moments(x: Tensor) -> Tensor:
-    """x (M,), M may differ between processes -> the sum of M, mean and variance over all."""
+def moments(x: Tensor):
+    """x (M,), M may differ between processes -> the sum of M, mean and standard deviation of all
+    of x, as tensors. Sums are added, since a mean of means would be wrong."""
     M, first, second = all_sum(torch.stack([x.new_tensor(len(x)), x.sum(), x.square().sum()]))
-    return torch.stack([M, first / M, (second / M - (first / M) ** 2).clamp(min=0)])
+    mean = first / M
+    var = second / M - mean**2
+    return M, mean, var.clamp(min=0).sqrt()  # rounding can make it negative
 
 
 def sum_gradients(agent: Agent) -> None:
     """Makes each gradient its sum over all processes, in one message."""
     gradients = [weight.grad for weight in agent.parameters() if weight.grad is not None]
     sums = all_sum(torch.cat([gradient.flatten() for gradient in gradients]))
-    for gradient, part in zip(gradients, sums.split([x.numel() for x in gradients])):
+    parts = sums.split([gradient.numel() for gradient in gradients])
+    for gradient, part in zip(gradients, parts):
         gradient.copy_(part.view_as(gradient))
 
 
@@ -279,38 +367,41 @@ def train(args: Args) -> Agent:
     if WORLD_SIZE > 1:
         dist.init_process_group()
     torch.set_num_threads(args.torch_threads or torch.get_num_threads())
-    torch.manual_seed(args.seed)
     torch.backends.cudnn.deterministic = True
+    seed_everything(args.seed)
     T, N = args.num_steps, args.num_envs // WORLD_SIZE  # N environments of this process
-    L = 1 if args.ablate_memory else args.seq_len or T
+    L = args.seq_len
     device = torch.device(f"cuda:{LOCAL_RANK}" if args.cuda else "cpu")
     envs = make_envs(args, N)
     agent = Agent(envs, args).to(device)
-    torch.manual_seed(args.seed + 10_000 * (1 + RANK))  # equal weights, then own noise
-    optimizer = torch.optim.Adam(agent.parameters(), eps=1e-5, fused=True)
+    seed_everything(args.seed + 10_000 * (1 + RANK))  # equal weights, then noise of its own
+    optimizer = torch.optim.Adam(agent.parameters(), eps=1e-5, fused=True)  # lr is set below
     run = Run(args, envs, agent, optimizer)
-    # NumPy holds what environments return, torch what the agent computes.
     tensor = partial(torch.as_tensor, device=device)
+    # NumPy holds what environments return, torch what the agent computes.
     obs = np.zeros((T + 1, N, *envs.single_observation_space.shape), np.uint8)
     final = np.zeros((T + 1, N), bool)  # obs[t] is the last of its episode
     rewards = np.zeros((T, N), np.float32)
-    terminated, truncated = np.zeros((2, T, N), bool)
-    logp = torch.zeros(T, N, 1, agent.action_space.n, device=device)
+    terminated = np.zeros((T, N), bool)
+    truncated = np.zeros((T, N), bool)
+    logp = torch.zeros(T, N, 1, agent.action_space.n, device=device)  # of all choices
     actions = torch.zeros(T, N, 1, dtype=torch.long, device=device)
     values = torch.zeros(T + 1, N, device=device)
-    states = torch.zeros(T // L, *agent.initial_state(N).shape, device=device)  # at sequence starts
+    states = torch.zeros(T // L, *agent.initial_state(N).shape, device=device)
 
+    # A resumed run begins other episodes, and each process its own.
     obs[0], info = envs.reset(seed=args.seed + run.step + N * RANK)
-    state, lives = agent.initial_state(N), info["lives"]
+    lives = info["lives"]
+    state = agent.initial_state(N)
     while run.step < args.total_timesteps:
         # Rollout
         with torch.inference_mode():
             for t in range(T):
-                if t % L == 0:
+                if t % L == 0:  # where replay will begin a sequence
                     states[t // L] = state
                 logp[t], values[t], state = agent.step(tensor(obs[t]), state)
                 actions[t] = sample(logp[t])
-                if final[t].any():
+                if final[t].any():  # the next episode begins with an empty memory
                     state = state.where(tensor(~final[t])[:, None], 0.0)
                 action = to_env(actions[t], agent.action_space)
                 obs[t + 1], rewards[t], terminated[t], truncated[t], info = envs.step(action)
@@ -318,12 +409,14 @@ def train(args: Args) -> Agent:
                 if args.terminal_on_life_loss:  # the game goes on: no final step
                     terminated[t] |= info["lives"] < lives
                     lives = info["lives"]
-            values[T] = agent.step(tensor(obs[T]), state)[1]
-        check_finite("rewards", rewards)
+            # State stays as it is: the next rollout begins with this step.
+            _, values[T], _ = agent.step(tensor(obs[T]), state)
 
         # Advantages
-        valid, done = ~final[:T], terminated | truncated
-        rewards = np.sign(rewards) if args.clip_rewards else rewards
+        valid = ~final[:T]  # the steps that count
+        done = terminated | truncated
+        if args.clip_rewards:
+            rewards = np.sign(rewards)
         v = values.numpy(force=True)
         advantages = compute_gae(rewards, v, terminated, done, args.gamma, args.gae_lambda)
         returns = advantages + v[:T]
@@ -331,39 +424,50 @@ def train(args: Args) -> Agent:
         # Update, in minibatches of whole sequences
         remaining = 1 - run.step / args.total_timesteps if args.anneal_lr else 1
         optimizer.param_groups[0]["lr"] = remaining * args.learning_rate
-        old_logprob = logp.gather(-1, actions.unsqueeze(-1)).sum((-2, -1))
-        targets = torch.stack([old_logprob, tensor(advantages), tensor(returns)], -1)
-        rollout = tensor(obs[:T]), tensor(final[:T]), actions, targets
-        chunks = [x.unflatten(0, (T // L, L)).transpose(0, 1) for x in rollout]  # (L, T/L, N, ...)
-        s_obs, s_final, s_actions, s_targets = (x.flatten(1, 2) for x in chunks)
-        s_states = states.transpose(0, 1).flatten(1, 2)  # (1, S, H); the others are (L, S, ...)
-        S, losses = s_states.shape[1], []
-        order = torch.cat([torch.randperm(S) for _ in range(args.update_epochs)])
-        for batch in order.view(-1, S // args.num_minibatches):
-            inputs = [x[:, batch] for x in (s_obs, s_states, s_final, s_actions)]
-            counts = ~s_final[:, batch]  # (L, B); below, (M,): the steps that count
-            logprob, entropy, value = (x[counts] for x in agent.evaluate_actions(*inputs))
-            old_logprob, advantage, return_ = s_targets[:, batch][counts].unbind(-1)
-            count, mean, var = moments(advantage.double())  # of all processes
+        s_obs = to_sequences(tensor(obs[:T]), L)  # (L, S, C, 84, 84), and so on
+        s_final = to_sequences(tensor(final[:T]), L)
+        s_actions = to_sequences(actions, L)
+        s_logprob = to_sequences(log_prob(logp, actions), L)  # of the policy that acted
+        s_advantage = to_sequences(tensor(advantages), L)
+        s_return = to_sequences(tensor(returns), L)
+        s_state = states.transpose(0, 1).flatten(1, 2)  # (1, S, H), before each sequence
+        losses = []
+        for batch in minibatches(s_state.shape[1], args):
+            batch_valid = ~s_final[:, batch]  # (L, B): the M steps that count
+            logprob, entropy, value = agent.evaluate_actions(
+                s_obs[:, batch], s_state[:, batch], s_final[:, batch], s_actions[:, batch]
+            )
+            old_logprob = s_logprob[:, batch][batch_valid]  # (M,), and so on
+            advantage = s_advantage[:, batch][batch_valid]
+            return_ = s_return[:, batch][batch_valid]
+
+            count, mean, std = moments(advantage.double())  # of all processes, as all below
             if count == 0:
                 continue
-            advantage = (advantage - mean) / (var.sqrt() + 1e-8)
+            advantage = (advantage - mean) / (std + 1e-8)
             policy_loss, kl = ppo_loss(logprob, old_logprob, advantage, args.clip_coef)
             value_loss = 0.5 * (value - return_).square().mean()
-            losses.append(torch.stack([policy_loss, value_loss, entropy.mean(), kl]).detach())
+            entropy = entropy.mean()
+            means = torch.stack([policy_loss, value_loss, entropy, kl]).detach()
             share = len(logprob) / count  # of this process in the means over all steps
-            losses[-1] = all_sum(share * losses[-1].where(share > 0, 0.0))  # a mean of none is NaN
-            if losses[-1][3] > 1.5 * args.target_kl:
+            if share == 0:  # a mean of none is NaN
+                means = torch.zeros_like(means)
+            means = all_sum(share * means)
+            losses.append(means)
+            kl = means[3]
+            if kl > 1.5 * args.target_kl:  # as in stable-baselines3; all processes stop together
                 break
-            loss = policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy.mean()
+            loss = policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy
             optimizer.zero_grad()
             (share * loss).backward()
             sum_gradients(agent)
             nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
             optimizer.step()
 
-        run.log(int(valid.sum()), ("policy_loss", "value_loss", "entropy", "approx_kl"), losses)
-        obs[0], final[0] = obs[T], final[T]
+        run.log(int(valid.sum()), losses)
+        # The next rollout begins where this one ended: with step T and this state.
+        obs[0] = obs[T]
+        final[0] = final[T]
 
     envs.close()
     if WORLD_SIZE > 1:
@@ -373,37 +477,85 @@ def train(args: Args) -> Agent:
     return agent
 
 
-# --- Not about learning: environments, files, command line ---
+# --- The lesson ends here. Below: environments, files, command line; one text in all scripts ---
 class ArgumentError(ValueError):
     """A flag, a file or an environment that cannot be used."""
 
 
-def check(fine, message: str) -> None:
-    if not fine:
+def check(condition, message: str) -> None:
+    if not condition:
         raise ArgumentError(message)
 
 
+def check_shapes(shape: tuple[int, ...], **arrays) -> None:
+    """ValueError for the first array of another shape, which might broadcast in silence."""
+    for name, array in arrays.items():
+        found = getattr(array, "shape", type(array).__name__)
+        if found != shape:
+            raise ValueError(f"{name} is {found}, and must have the shape {tuple(shape)}")
+
+
+def check_inputs(agent: Agent, obs, state, final):
+    """The inputs of predict, completed; ValueError for other shapes."""
+    obs = np.asarray(obs)
+    frames = (agent.args.frame_stack, 84, 84)
+    if obs.shape[1:] != frames or obs.dtype != np.uint8:
+        raise ValueError(f"obs must be uint8 frames (N, {agent.args.frame_stack}, 84, 84):"
+                         " obs[None] is that of one game")  # fmt: skip
+    zeros = agent.initial_state(len(obs))
+    state = zeros if state is None else state
+    final = np.zeros(len(obs), bool) if final is None else final
+    check_shapes(zeros.shape, state=state)
+    check_shapes(obs.shape[:1], final=final)
+    return obs, state, final
+
+
 def check_args(args: Args) -> None:
-    """Raises ArgumentError for the first flag that cannot work."""
-    for name, value in vars(args).items():
-        if type(default := getattr(Args, name)) in (int, float):
-            low = 0 if type(default) is float or name in ("seed", "seq_len", "eval_episodes") else 1
-            high = 1 if name in ("gamma", "gae_lambda", "sticky_actions") else 10**9  # int32 seeds
-            fine = low <= value <= high or value == default
-            check(fine, f"--{name} {value}: must be from {low} to {high}")
-            setattr(args, name, type(default)(value))  # 3e5 as an int
-    L, M = 1 if args.ablate_memory else args.seq_len or args.num_steps, args.num_minibatches
-    check(args.num_steps % L == 0, f"--seq-len {L}: must divide --num-steps {args.num_steps}")
+    """Raises ArgumentError for the first flag that cannot work. Sets seq_len to L, if it is 0."""
+    check_flags(args, gamma=(0, 1), gae_lambda=(0, 1), sticky_actions=(0, 1),
+                seed=(0, 10**9), total_timesteps=(1, 10**9))  # fmt: skip  # ale_py's seeds: int32
+    check(0 <= RANK < WORLD_SIZE, f"RANK {RANK}: must be from 0 to WORLD_SIZE - 1")
+    args.seq_len = 1 if args.ablate_memory else args.seq_len or args.num_steps
+    fits = args.num_steps % args.seq_len == 0
+    check(fits, f"--seq-len {args.seq_len}: must divide --num-steps {args.num_steps}")
     check(args.num_envs % WORLD_SIZE == 0, f"--num-envs: {WORLD_SIZE} processes must divide it")
-    S = args.num_envs // WORLD_SIZE * args.num_steps // L
-    check(S % M == 0, f"--num-minibatches {M}: must divide the {S} sequences of a rollout")
+    S = args.num_envs // WORLD_SIZE * args.num_steps // args.seq_len
+    check(S % args.num_minibatches == 0, f"--num-minibatches: must divide the {S} sequences")
     check(not args.cuda or LOCAL_RANK < torch.cuda.device_count(), "--cuda: torch finds no GPU")
+    if args.amp and not args.cuda and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        warnings.warn("--amp: this CPU has no bfloat16, and is faster without")
 
 
-def check_finite(name: str, x) -> None:
-    """FloatingPointError, with the place, if a number of x is not finite."""
-    if bad := np.argwhere(~np.isfinite(x)).tolist():
-        raise FloatingPointError(f"{name}{bad[0]} is {x[tuple(bad[0])]}")
+def check_flags(args: Args, **ranges) -> None:
+    """Raises ArgumentError for a number out of its range. Makes 3e5 an int, and a Path a str."""
+    may_be_0 = "seed", "seq_len", "eval_episodes"
+    for field in fields(args):
+        value = getattr(args, field.name)
+        if field.type in (bool, int, float):
+            least = 1 if field.type is int and field.name not in may_be_0 else 0
+            low, high = ranges.get(field.name, (least, 10**12))
+            number = isinstance(value, (int, float, np.number, np.bool_))
+            fits = number and (low <= value <= high or value == field.default)
+            flag = "--" + field.name.replace("_", "-")
+            check(fits, f"{flag} {value!r}: must be a number from {low} to {high}")
+            setattr(args, field.name, field.type(value))
+        elif value is not None:
+            setattr(args, field.name, str(value))
+
+
+def seed_everything(seed: int) -> None:
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)  # from which some environments draw
+    random.seed(seed)
+
+
+def finite(name: str, x):
+    """x. FloatingPointError, with the place, if a number of it is not finite."""
+    if not np.abs(x).max() < 2**24:  # NaN is not, either
+        if bad := np.argwhere(~np.isfinite(x)).tolist():
+            raise FloatingPointError(f"{name}{bad[0]} is {x[tuple(bad[0])]}")
+        warnings.warn(f"{name} above 2**24 lose digits in float32: scale them")
+    return x
 
 
 class FireReset(gym.Wrapper):
@@ -416,11 +568,15 @@ class FireReset(gym.Wrapper):
         return obs, info
 
 
-def make_envs(args: Args, num_envs: int, render_mode: str | None = None):
-    """num_envs games as one environment, whose observations are uint8 (num_envs, C, 84, 84)."""
+def make_envs(
+    args: Args, num_envs: int, render_mode: str | None = None, max_frames: int = 108_000
+):
+    """num_envs games as one environment, whose observations are uint8 (num_envs, C, 84, 84). A
+    game is truncated after max_frames, four a step; ale_py's own limit is half an hour."""
     check(args.env_id.startswith("ALE/"), f"--env-id {args.env_id}: not a game like ALE/Pong-v5")
     make = partial(gym.make_vec, f"ale_py:{args.env_id}", num_envs,
-                   repeat_action_probability=args.sticky_actions)  # fmt: skip
+                   repeat_action_probability=args.sticky_actions,
+                   max_num_frames_per_episode=max_frames)  # fmt: skip
     try:
         if render_mode is None:  # ale_py's vector environment
             envs = make(stack_num=args.frame_stack, reward_clipping=False)
@@ -428,40 +584,50 @@ def make_envs(args: Args, num_envs: int, render_mode: str | None = None):
             stack = partial(FrameStackObservation, stack_size=args.frame_stack, padding_type="zero")
             envs = make(vectorization_mode="sync", render_mode=render_mode, frameskip=1,
                         wrappers=[AtariPreprocessing, FireReset, stack])  # fmt: skip
-    except (gym.error.Error, ModuleNotFoundError) as error:
-        raise ArgumentError(f"--env-id {args.env_id}: {error}") from error
-    fine = envs.metadata.get("autoreset_mode") == gym.vector.AutoresetMode.NEXT_STEP
-    check(fine, f"--env-id {args.env_id}: autoreset is not in NEXT_STEP mode")
-    return wrappers.RecordEpisodeStatistics(envs)
-
-
-def to_env(actions: Tensor, space) -> np.ndarray:
-    """Actions (N, K), counted from 0 -> as the environments take them."""
-    array = actions.cpu().numpy().reshape(-1, *space.shape)
-    return array.astype(space.dtype) + getattr(space, "start", 0)
+    except (gym.error.Error, ImportError) as error:
+        hint = 'packages: pip install ".[atari]"'
+        raise ArgumentError(f"--env-id {args.env_id}: {error} ({hint})") from error
+    next_step = envs.metadata.get("autoreset_mode") == gym.vector.AutoresetMode.NEXT_STEP
+    check(next_step, f"--env-id {args.env_id}: autoreset is not in NEXT_STEP mode")
+    envs = wrappers.TransformReward(envs, partial(finite, "rewards"))
+    return wrappers.RecordEpisodeStatistics(envs, stats_key="statistics")
 
 
 class Run:
     """A run's progress, log and agent.pt, saved at the start, every minute and at the end."""
 
-    latest: Path | None = None  # the directory to go on with
+    latest: Path | None = None  # the directory of the run to continue
+    versions = (f"Python {sys.version.split()[0]}, torch {torch.__version__},"
+                f" gymnasium {gym.__version__}, numpy {np.__version__}")  # fmt: skip
 
     def __init__(self, args: Args, envs, agent: Agent, optimizer):
-        self.args, self.agent, self.optimizer = args, agent, optimizer
-        self.returns, self.lengths = envs.return_queue, envs.length_queue  # of the last 100
+        self.args = args
+        self.agent = agent
+        self.optimizer = optimizer
+        self.returns = envs.return_queue  # of the last 100 episodes
+        self.lengths = envs.length_queue
         self.step, seconds = 0, 0.0
-        name = args.run_name or f"{args.env_id}__{SCRIPT}__{args.seed}__{time.time():.0f}"
+        name = args.run_name or f"{args.env_id}__{SCRIPT}__{args.seed}__{time.time():.6f}"
         name = name.replace("/", "-").replace(":", "-")
         self.dir = gather(Path(args.resume or Path(args.runs_dir, name)).resolve())[0]
         if args.resume:
             saved = load(self.dir, agent)
             optimizer.load_state_dict(saved["optimizer"])
             check(len(saved["rng"]) == WORLD_SIZE, "--resume: start as many processes as before")
-            torch.set_rng_state(saved["rng"][RANK])
             self.step, seconds = saved["step"], saved["seconds"]
-            self.returns.extend(saved["returns"] if RANK == 0 else ())
-            self.lengths.extend(saved["lengths"] if RANK == 0 else ())
-        if args.track and RANK == 0 and (args.resume or not self.dir.exists()):  # else refused
+            seed_everything(args.seed + self.step + RANK)
+            torch.set_rng_state(saved["rng"][RANK])
+            if RANK == 0:
+                self.returns.extend(saved["returns"])
+                self.lengths.extend(saved["lengths"])
+        self.began = time.time() - seconds
+        self.logged = time.time()
+        self.timed: list[tuple[int, float]] = []  # steps, seconds of iterations; the first is slow
+        self.rng = gather(torch.get_rng_state())
+        if RANK > 0:  # the first process writes
+            Run.latest = self.dir
+            return
+        if args.track and (args.resume or not self.dir.exists()):  # else mkdir below refuses
             try:  # before SummaryWriter, which it patches
                 import wandb
 
@@ -470,36 +636,36 @@ class Run:
             except Exception as error:
                 raise ArgumentError(f"--track: {error}") from error
         try:
-            if RANK == 0:
-                self.dir.mkdir(parents=True, exist_ok=bool(args.resume))
-                self.writer = SummaryWriter(str(self.dir), purge_step=self.step + 1)
+            self.dir.mkdir(parents=True, exist_ok=bool(args.resume))
+            self.writer = SummaryWriter(str(self.dir), purge_step=self.step + 1)
         except OSError as error:
-            raise ArgumentError(f"{error}; --resume goes on with a run") from error
-        self.bar = tqdm(total=args.total_timesteps, initial=self.step, unit="step", disable=RANK)
-        self.began, self.logged = time.time() - seconds, time.time()
-        self.timed: list[tuple[int, float]] = []  # steps, seconds of iterations; the first is slow
-        self.rng = gather(torch.get_rng_state())
-        if RANK == 0:
-            self.save()
+            raise ArgumentError(f"{error}; --resume continues a run") from error
+        self.bar = tqdm(total=args.total_timesteps, initial=self.step, unit="step")
+        self.save()
         Run.latest = self.dir
 
-    def log(self, steps: int, names: tuple[str, ...], losses: list[Tensor]) -> None:
-        """Ends an iteration of that many steps; losses has those of each minibatch."""
+    def log(self, steps: int, losses: list[Tensor]) -> None:
+        """Ends an iteration of that many steps; losses has the LOSSES of each minibatch."""
         if not losses:  # only final steps
             return
-        means = torch.stack(losses).mean(0)
-        check_finite(f"after step {self.step}, {names}", means.numpy(force=True))
-        seconds, self.logged = time.time() - self.logged, time.time()
+        means = torch.stack(losses).mean(0).numpy(force=True)
+        finite(f"after step {self.step}, {LOSSES}", means)
+        seconds = time.time() - self.logged
+        self.logged = time.time()
         steps = sum(gather(steps))
         self.timed.append((steps, seconds))
         self.step += steps
         self.rng = gather(torch.get_rng_state())
-        for queue in self.returns, self.lengths:  # the first process has those of all
-            others: list[float] = sum(gather([*queue])[1:], [])
-            queue.extend(others) if RANK == 0 else queue.clear()
+        for queue in (self.returns, self.lengths):  # the first process has those of all
+            others = gather(list(queue))[1:]
+            for episodes in others:
+                queue.extend(episodes)
+            if RANK > 0:
+                queue.clear()
         if RANK > 0:
             return
-        scalars = {f"losses/{name}": loss for name, loss in zip(names, means.tolist())}
+        scalars = {f"losses/{name}": loss for name, loss in zip(LOSSES, means)}
+        scalars["charts/learning_rate"] = self.optimizer.param_groups[0]["lr"]
         scalars["charts/SPS"] = steps / seconds
         if self.returns:
             scalars["charts/episodic_return"] = np.mean(self.returns)
@@ -517,8 +683,8 @@ class Run:
         contents = {
             "script": SCRIPT, "args": vars(self.args), "agent": self.agent.state_dict(),
             "optimizer": self.optimizer.state_dict(), "rng": self.rng,
-            "step": self.step, "seconds": time.time() - self.began,
-            "returns": [*map(float, self.returns)], "lengths": [*map(int, self.lengths)],
+            "step": self.step, "seconds": time.time() - self.began, "versions": self.versions,
+            "returns": [float(x) for x in self.returns], "lengths": [int(x) for x in self.lengths],
         }  # fmt: skip
         with open(self.dir / "agent.tmp", "wb") as file:
             torch.save(contents, file)
@@ -532,79 +698,110 @@ class Run:
         self.save()
         self.bar.close()
         self.writer.close()
-        steps, seconds = np.sum(self.timed[1:] or [(self.step, self.logged - self.began)], 0)
-        evaluation = [*tqdm(evaluate(self.agent, make_envs(self.args, 1), self.args), "evaluation")]
-        result = dict(global_step=self.step, seconds=self.logged - self.began, sps=steps / seconds,
-                      returns=[*map(float, self.returns)], evaluation=evaluation)  # fmt: skip
+        seconds = self.logged - self.began
+        timed = self.timed[1:] or [(self.step, seconds)]  # of a run of one iteration: that
+        sps = sum(steps for steps, _ in timed) / sum(time for _, time in timed)
+        evaluation = []
+        if self.args.eval_episodes > 0:
+            envs = make_envs(self.args, self.args.eval_episodes, None, EVAL_FRAMES)
+            evaluation = evaluate(self.agent, envs, self.args.seed, self.args.deterministic)
+        result = {
+            "global_step": self.step, "seconds": seconds, "sps": sps,
+            "returns": [float(x) for x in self.returns], "evaluation": evaluation,
+        }  # fmt: skip
         (self.dir / "result.json").write_text(json.dumps(result))
         score = np.mean(evaluation or self.returns or [np.nan])
-        print(f"{self.dir}: return {score:.1f}, {steps / seconds:.0f} steps a second")
+        try:
+            print(f"{self.dir}: return {score:.5g}, {sps:.0f} steps a second", flush=True)
+        except OSError:  # nobody reads it, or the disk is full: the run is whole all the same
+            sys.stdout = open(os.devnull, "w")
 
 
 def load(run_dir, agent: Agent | None = None) -> dict:
     """Reads a run's agent.pt, running no code in it, and gives its weights to the agent."""
     file = Path(run_dir, "agent.pt")
+    check(file.is_file(), f"{run_dir} is not the directory of a run: it has no agent.pt")
     try:
         with zipfile.ZipFile(file) as opened:
             check(opened.testzip() is None, "it is damaged")
         saved = torch.load(file, map_location="cpu", weights_only=True)
-        check(saved["script"] == SCRIPT, f"{saved['script']}.py wrote it")
-        for name, value in vars(Args(**saved["args"])).items():
-            same = type(saved["args"][name]) is type(getattr(Args, name))
-            check(same or getattr(Args, name) is None, f"{name} is {value!r}")
+        check(saved["script"] == SCRIPT, f"{saved['script']} wrote it, not {SCRIPT}")
+        Args(**saved["args"])  # an error for flags that this script does not have
         if agent is not None:
             agent.load_state_dict(saved["agent"])
-    except pickle.UnpicklingError as error:
-        raise ArgumentError(f"{file} holds more than tensors and plain values") from error
     except Exception as error:  # a damaged file can raise anything
-        raise ArgumentError(f"{file} cannot be used: {error!r}") from error
+        raise ArgumentError(f"{file} cannot be used: {error!r:.150}") from error
+    if saved["versions"] != Run.versions:
+        warnings.warn(f"{file} was written by {saved['versions']}, and read by {Run.versions}")
     return saved
 
 
-def evaluate(agent: Agent, envs, args: Args):
-    """Yields the returns of deterministic episodes in envs, one environment."""
-    for episode in range(args.eval_episodes):
-        (obs, info), state, done = envs.reset(seed=args.seed + episode), None, False
-        while not done:
-            action, state = agent.predict(obs, info, state)
+def evaluate(agent: Agent, envs, seed: int, deterministic: bool = True) -> list[float]:
+    """The returns of N episodes, the first of each of the N environments."""
+    obs, info = envs.reset(seed=seed)
+    state = final = None
+    returns = np.full(envs.num_envs, np.nan)
+    with tqdm(total=envs.num_envs, desc="evaluation", unit="episode") as bar:
+        while np.isnan(returns).any():
+            action, state = agent.predict(obs, info, state, final, deterministic)
             obs, _, terminated, truncated, info = envs.step(action)
-            done = (terminated | truncated)[0]
-        yield float(info["episode"]["r"][0])
+            final = terminated | truncated
+            ended = final & np.isnan(returns)
+            if ended.any():
+                returns[ended] = info["statistics"]["r"][ended]
+                bar.update(ended.sum())
     envs.close()
+    return returns.tolist()
 
 
 def play(args: Args) -> None:
-    """Shows or films deterministic episodes."""
-    mode = "rgb_array" if args.capture_video else "human"
+    """Plays episodes in a window, into videos, or without a picture, and prints their returns."""
+    check(args.seed >= 0, f"--seed {args.seed}: must be from 0")
+    mode = {"human": "human", "video": "rgb_array", "none": None}[args.render]
     make_envs(args, 1).close()  # checks env_id
-    display = {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys() or sys.platform != "linux"
-    check(args.capture_video or display, "--play: no display; --capture-video films the agent")
-    envs = make_envs(args, 1, mode)
-    agent = Agent(envs, args)
-    load(args.play, agent)
-    if args.capture_video:
-        envs = wrappers.RecordVideo(envs, f"{args.play}/videos", episode_trigger=lambda n: True)
-    for episodic_return in evaluate(agent, envs, args):
-        print(f"return {episodic_return:.2f}")
+    if mode == "human" and sys.platform == "linux":
+        display = "DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ
+        check(display, "--play: there is no display; try --render video, or none")
+    for episode in range(args.eval_episodes):
+        envs = make_envs(args, 1, mode, EVAL_FRAMES)
+        agent = Agent(envs, args)
+        load(args.play, agent)
+        if args.render == "video":
+            envs = wrappers.RecordVideo(envs, f"{args.play}/videos", name_prefix=f"{episode}")
+        [episodic_return] = evaluate(agent, envs, args.seed + episode, args.deterministic)
+        print(f"return {episodic_return:.5g}")
 
 
 def parse_args() -> Args:
     """Flags over defaults: those of the run to resume or play, if any."""
-    early, _ = tyro.cli(Args, return_unknown_args=True, add_help=False)
+    cli = partial(tyro.cli, console_outputs=RANK == 0)
+    early, _ = cli(Args, return_unknown_args=True, add_help=False)
     run_dir = early.play or early.resume
-    defaults = load(run_dir)["args"] if run_dir else {}
-    args = tyro.cli(Args, default=Args(**defaults), description=__doc__.split("\n\nPPO")[0])
-    for name in FIXED if run_dir else ():
-        check(getattr(args, name) == defaults[name], f"--{name}: {run_dir} has {defaults[name]}")
+    if run_dir:
+        defaults = load(run_dir)["args"]
+    else:
+        defaults = {}
+    about = "\n\n".join((__doc__ or "").split("\n\n")[:2])  # python -OO has no docstring
+    args = cli(Args, default=Args(**defaults), description=about)
+    if run_dir:
+        for name in FIXED:
+            same = getattr(args, name) == defaults[name]
+            check(same, f"--{name.replace('_', '-')}: {run_dir} has {defaults[name]}")
     return args
 
 
 def main() -> None:
     """Exit codes: 2, a bad argument; 1, an error; 130, Ctrl-C."""
-    how = f"torchrun --nproc-per-node {WORLD_SIZE}" if WORLD_SIZE > 1 else "python"
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # None where it is closed, as in a service
+    warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
+    if RANK > 0:
+        warnings.simplefilter("ignore")
     try:
         args = parse_args()
-        play(args) if args.play else train(args)
+        if args.play:
+            play(args)
+        else:
+            train(args)
     except (ArgumentError, gym.error.DependencyNotInstalled) as error:
         print("error:", " ".join(str(error).split()), file=sys.stderr)
         sys.exit(2)
@@ -612,7 +809,8 @@ def main() -> None:
         if isinstance(error, Exception):
             traceback.print_exc()
         if Run.latest:
-            print(f"\nto go on: {how} {sys.argv[0]} --resume {Run.latest}", file=sys.stderr)
+            command = shlex.join(["python", sys.argv[0], "--resume", str(Run.latest)])
+            print(f"\nto continue: {command}", file=sys.stderr)
         sys.exit(1 if isinstance(error, Exception) else 130)
 
 

@@ -264,7 +264,7 @@ def num_choices(space):
         return space.nvec.ravel()
     if isinstance(space, spaces.MultiBinary):
         return np.full(spaces.flatdim(space), 2)
-    raise ArgumentError(f"--env-id: actions of {space} are not discrete; try rppo_continuous.py")
+    raise ArgumentError(f"actions of {space}: use MultiDiscrete or, if real, rppo_continuous.py")
 
 
 def legal_choices(exists, info: dict, final):
@@ -274,8 +274,8 @@ def legal_choices(exists, info: dict, final):
     if "action_mask" in info:
         sent = info.get("_action_mask", np.ones(len(final), bool))  # (N,): who sent a mask
         for i in np.flatnonzero(sent & ~final):
-            mask = np.hstack(info["action_mask"][i])  # of all components
-            check_shapes((exists.sum(),), action_mask=mask)
+            mask = np.hstack(info["action_mask"][i])  # all components'
+            check_shapes(legal[i, exists].shape, action_mask=mask)
             legal[i, exists] = mask
         if not legal.any(-1).all():
             raise ValueError(f"an action_mask leaves no choice: {info['action_mask']}")

@@ -1,5 +1,5 @@
 # /// script
-# requires-python = ">=3.10"
+# requires-python = ">=3.11"
 # dependencies = ["torch>=2.9", "gymnasium[classic-control]>=1.2", "tyro", "tensorboard", "tqdm"]
 # ///
 """Trust region policy optimisation, TRPO, feed-forward or with --memory lstm.
@@ -11,26 +11,32 @@ TRPO: Schulman et al. 2015, arXiv:1502.05477. GAE: Schulman et al. 2016, arXiv:1
 are sb3-contrib's, but observations and rewards are normalised, and KL is a sum over components.
 
 A rollout is T time steps of N environments; its arrays are (T, N, ...). When an episode ends,
-Gymnasium's vector environments return its last observation as a time step of its own:
+Gymnasium's vector environments return its last observation as a time step of its own. We call
+that step final:
 
-    t      obs                          action    final   afterwards
-    4      the episode's last but one   played            truncated[4] or terminated[4] is set
-    5      the episode's last           ignored   yes     the agent's state is set to zero
-    6      the next episode's first     played
+    t   obs                          action    final
+    4   the episode's last but one   played            terminated[4] or truncated[4] is set
+    5   the episode's last           ignored   yes     after it, the agent's state is set to zero
+    6   the next episode's first     played
 
-A final step counts in no loss. Its value, from the state that the agent has there, bootstraps a
-truncated episode. Shapes: sequences of L steps, B of them; observations of n numbers, F features, H
-hidden units; K components of an action, A choices of each; M steps that count; P parameters.
+A final step counts in no loss: its action did nothing. But its value, computed with the state
+that the agent has there, stands for the rewards that a time limit cut off.
+
+Letters in shapes: T time steps, N environments; sequences of L steps, B of them; M steps that
+count; n numbers in an observation, F features, H hidden units (without memory, the encoder's); K
+components of an action, A choices of each (1, if it is a number); P parameters of the policy.
 """
 
 import json
 import os
-import pickle
+import random
+import shlex
 import sys
 import time
 import traceback
+import warnings
 import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -61,7 +67,7 @@ class Args:
     torch_threads: int = 1  # CPU threads; more for large networks
 
     num_envs: int = 1  # parallel environments (N)
-    num_steps: int = 2048  # time steps of a rollout (T)
+    num_steps: int = 2048  # time steps of a rollout (T), one sequence for each environment
     gamma: float = 0.99  # discount factor
     gae_lambda: float = 0.95  # lambda of generalised advantage estimation
     norm_obs: bool = True  # normalise observations by their running mean and variance
@@ -85,10 +91,11 @@ class Args:
     runs_dir: str = "runs"  # directory of new runs
     run_name: str | None = None  # name of a new run; None: env_id__script__seed__time
     track: bool = False  # log to Weights & Biases
-    eval_episodes: int = 10  # deterministic episodes after training, or of --play
-    resume: str | None = None  # run directory to go on with; other flags override its own
-    play: str | None = None  # run directory whose agent to watch
-    capture_video: bool = False  # with --play only: films into RUN/videos
+    eval_episodes: int = 10  # episodes after training, or of --play
+    deterministic: bool = True  # evaluate the most probable actions; else they are sampled
+    resume: str | None = None  # directory of a run to continue; flags given here override its own
+    play: str | None = None  # directory of a run whose agent to watch
+    render: Literal["human", "video", "none"] = "human"  # --play: a window, RUN/videos, or returns
 
 
 ZOO: dict = dict(num_envs=2, num_steps=1024, cg_max_steps=25, n_critic_updates=20)  # rl-zoo3's
@@ -105,27 +112,39 @@ PRESETS: dict[tuple, dict] = {  # better defaults for a task: (env_id, mask_velo
     ("Hopper-v5", False): dict(ZOO, target_kl=0.03, cg_damping=0.3),
     ("Walker2d-v5", False): dict(ZOO, target_kl=0.06, cg_damping=0.6),
 }  # fmt: skip
+# The agent's shape and what it sees: --resume and --play cannot change them
 FIXED = "env_id", "mask_velocity", "encoder_size", "hidden_size", "memory", "norm_obs"
+# What is logged; of an update of the policy, but for value_loss
 LOSSES = "kl", "improvement", "expected_improvement", "step_fraction", "entropy", "value_loss"
+# What --mask-velocity hides of an observation
 VELOCITIES = {"CartPole": [1, 3], "MountainCar": [1], "Pendulum": [2], "LunarLander": [2, 3, 5]}
 
 
 class ResetLSTM(nn.Module):
-    """An LSTM whose state is zero after every final step, and that replays rollouts in one call.
+    """An LSTM whose state is zero after every final step, and that replays a sequence in one call.
 
-    Its definition is a loop: state = cell(x[t], state), then state = 0 if final[t]. A fused call
-    cannot stop for that. But no loss reads the output of a final step, so on replay that step can
-    *be* the reset. x gets one more feature, with fixed weights: 1 to the input and forget gates,
-    else 0. It is 0, but on final steps x is (0, ..., 0, -1e4). Then i = f = sigmoid(U h + b - 1e4)
-    = 0 exactly in floating point, so c = f c + i g = 0, h = o tanh(c) = 0, and no gradient passes.
+    Its definition is a loop over time: state = cell(x[t], state), then state = 0 if final[t]. One
+    call of torch.lstm for all steps is much faster, but cannot stop to reset the state. It need
+    not: no loss reads the output of a final step, so on replay we may choose its input, and choose
+    one that makes the step itself the reset.
+
+    x gets one more feature, with constant weights: 1 to the input and forget gates, 0 to the
+    others. It is 0 on ordinary steps. On a final step it is -1e4, and the rest of x is 0. Then,
+    exactly in floating point, and with no gradient:
+
+        i = f = sigmoid(U h + b - 1e4) = 0,    c' = f c + i g = 0,    h' = o tanh(c') = 0
     """
 
     def __init__(self, input_size: int, hidden_size: int):
         super().__init__()
         self.cell = nn.LSTMCell(input_size, hidden_size)
-        for name, parameter in self.cell.named_parameters():
-            nn.init.zeros_(parameter) if "bias" in name else nn.init.orthogonal_(parameter)
-        closes = torch.tensor([[1.0], [1.0], [0.0], [0.0]])  # gates i, f, g, o
+        nn.init.orthogonal_(self.cell.weight_ih)
+        nn.init.orthogonal_(self.cell.weight_hh)
+        nn.init.zeros_(self.cell.bias_ih)
+        nn.init.zeros_(self.cell.bias_hh)
+        # Gates i, f, g, o. An open forget gate remembers (Gers et al. 2000).
+        nn.init.ones_(self.cell.bias_ih[hidden_size : 2 * hidden_size])
+        closes = torch.tensor([[1.0], [1.0], [0.0], [0.0]])
         self.closes = nn.Buffer(closes.repeat_interleave(hidden_size, 0), persistent=False)
         self.reset = nn.Buffer(torch.tensor([0.0] * input_size + [-1e4]), persistent=False)
 
@@ -135,18 +154,24 @@ class ResetLSTM(nn.Module):
 
     def forward(self, x: Tensor, state: Tensor, final: Tensor) -> Tensor:
         """Sequences: x (L, B, F), the state before them (2, B, H), final (L, B) -> h (L, B, H)."""
+        cell = self.cell
+        L, B = x.shape[:2]
+        check_shapes((L, B, cell.input_size), x=x)  # torch.lstm does not, and crashes
+        check_shapes((2, B, cell.hidden_size), state=state)
+        check_shapes((L, B), final=final)
         x = nn.functional.pad(x, (0, 1))  # (L, B, F + 1)
-        x = torch.where(final.unsqueeze(-1), self.reset, x)
-        weight_ih, *others = self.cell.parameters()
-        weights = [torch.cat([weight_ih, self.closes], 1), *others]  # the first is (4 H, F + 1)
-        return torch.lstm(
-            x, (state[:1], state[1:]), weights, has_biases=True, num_layers=1, dropout=0.0,
-            train=self.training, bidirectional=False, batch_first=False,
-        )[0]  # fmt: skip
+        x = torch.where(final.bool().unsqueeze(-1), self.reset, x)
+        weight_ih = torch.cat([cell.weight_ih, self.closes], 1)  # (4 H, F + 1)
+        h, _, _ = torch.lstm(  # what nn.LSTM calls
+            x, (state[:1], state[1:]), [weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh],
+            has_biases=True, num_layers=1, dropout=0.0, train=self.training, bidirectional=False,
+            batch_first=False,
+        )  # fmt: skip
+        return h
 
 
 def linear(inputs: int, outputs: int, std: float = 2**0.5) -> nn.Linear:
-    """Orthogonal weights, zero biases ("37 implementation details of PPO", 2022)."""
+    """Orthogonal weights, zero biases (Huang et al. 2022, "37 implementation details")."""
     layer = nn.Linear(inputs, outputs)
     nn.init.orthogonal_(layer.weight, std)
     nn.init.zeros_(layer.bias)
@@ -154,111 +179,187 @@ def linear(inputs: int, outputs: int, std: float = 2**0.5) -> nn.Linear:
 
 
 class Agent(nn.Module):
-    """A policy, and a critic, which share no parameter. state (2, N, H) is the LSTM's h and c."""
+    """A policy and a critic, which share no parameter. state (2, N, H) is the LSTM's h and c."""
 
     def __init__(self, envs, args: Args):
         super().__init__()
-        self.args, self.action_space = args, envs.single_action_space
+        self.args = args
+        self.action_space = envs.single_action_space
         self.box = isinstance(self.action_space, spaces.Box)
-        choices = num_choices(self.action_space)
-        self.shape = K, A = len(choices), int(max(choices))  # of an action's logits
+        choices = num_choices(self.action_space)  # (K,)
+        self.exists = np.arange(choices.max()) < choices[:, None]  # (K, A)
         inputs = spaces.flatdim(envs.single_observation_space)
-        E, H = args.encoder_size, args.hidden_size if args.memory == "lstm" else 0
+        E = args.encoder_size
+        H = args.hidden_size if args.memory == "lstm" else 0
         self.encoder = nn.Sequential(linear(inputs, E), nn.Tanh(), linear(E, E), nn.Tanh())
         if args.memory == "lstm":
             self.lstm = ResetLSTM(E, H)
-        self.actor = linear(H or E, K * A, std=0.01)  # logits, or the mean
-        missing = np.arange(A) >= choices[:, None]  # (K, A): a component may have fewer choices
-        self.actor.bias.data[missing.ravel()] = -1e9
+        self.actor = linear(H or E, self.exists.size, std=0.01)  # logits, or the mean
         if self.box:
-            self.log_std = nn.Parameter(torch.full((K,), args.log_std_init))
-        self.policy_parameters = [*self.parameters()]  # all but the critic's
-        self.critic = nn.Sequential(linear(inputs + H, E), nn.Tanh(), linear(E, E), nn.Tanh())
-        self.critic.append(linear(E, 1, std=1.0))
+            self.log_std = nn.Parameter(torch.full((len(choices),), args.log_std_init))
+        self.critic = nn.Sequential(
+            linear(inputs + H, E), nn.Tanh(), linear(E, E), nn.Tanh(), linear(E, 1, std=1.0)
+        )
         self.return_stats = RunningMeanStd(())
         self.obs_stats = RunningMeanStd((inputs,))
+
+    def policy_parameters(self) -> list[nn.Parameter]:
+        """What TRPO's step moves: all but the critic's."""
+        return [p for name, p in self.named_parameters() if not name.startswith("critic")]
 
     def initial_state(self, num_envs: int) -> Tensor:
         return self.actor.weight.new_zeros(2, num_envs, self.args.hidden_size)
 
     def normalize(self, obs: Tensor) -> Tensor:
         """obs (..., n), as the environments return them -> as the networks take them."""
-        if self.args.norm_obs:
-            centred = obs - self.obs_stats.mean
-            obs = (centred / (self.obs_stats.var + 1e-8).sqrt()).clamp(-10, 10).to(obs.dtype)
-        return obs
+        if not self.args.norm_obs:
+            return obs
+        std = (self.obs_stats.var + 1e-8).sqrt()
+        return ((obs - self.obs_stats.mean) / std).clamp(-10, 10).to(obs.dtype)
 
-    def policy(self, h: Tensor) -> Independent:
-        """The policy's h (..., H) -> the distribution of actions (..., K), which `act` samples."""
+    def log_probs(self, h: Tensor, legal: Tensor) -> Tensor:
+        """The LSTM's h (..., H), legal choices (..., K, A) -> log-probabilities (..., K, A)."""
+        logits = self.actor(h).unflatten(-1, self.exists.shape)
+        return logits.masked_fill(~legal, -1e9).log_softmax(-1)  # not -inf: 0 * inf is NaN
+
+    def policy(self, h: Tensor, legal: Tensor) -> Independent:
+        """h (..., H), legal choices (..., K, A) -> the distribution of actions (..., K)."""
         if self.box:
             normal = Normal(self.actor(h), self.log_std.exp(), validate_args=False)
             return Independent(normal, 1, validate_args=False)
-        logits = self.actor(h).unflatten(-1, self.shape)
-        categorical = Categorical(logits=logits, validate_args=False)
+        categorical = Categorical(logits=self.log_probs(h, legal), validate_args=False)
         return Independent(categorical, 1, validate_args=False)
 
-    def sample_noise(self, *shape: int) -> Tensor:
-        """Noise for `act`, from the CPU's generator, whose state agent.pt holds: (*shape, K) of
-        standard deviation exp(log_std), or Gumbel's (*shape, K, A)."""
-        if self.box:
-            return torch.randn(*shape, self.shape[0]).to(self.log_std.device) * self.log_std.exp()
-        return -torch.empty(*shape, *self.shape).exponential_().log().to(self.actor.weight.device)
+    def sample_noise(self, num_envs: int) -> Tensor:
+        """Noise of standard deviation exp(log_std) for Box actions: (N, K). It comes from the CPU's
+        generator, whose state agent.pt holds."""
+        noise = torch.randn(num_envs, *self.log_std.shape)
+        return noise.to(self.log_std.device) * self.log_std.exp()
 
-    def act(self, h: Tensor, noise) -> Tensor:
-        """The policy's h (N, H), noise of sample_noise -> actions (N, K), not clipped yet. Of
-        all logits plus Gumbel noise, that of choice a is the largest with probability p_a."""
-        x = self.actor(h)
-        return x + noise if self.box else (x.unflatten(-1, self.shape) + noise).argmax(-1)
+    def act(self, h: Tensor, legal: Tensor, deterministic: bool = False) -> Tensor:
+        """h (N, H), legal choices (N, K, A) -> actions (N, K), not clipped yet."""
+        if self.box:
+            mean = self.actor(h)
+            return mean if deterministic else mean + self.sample_noise(len(h))
+        logp = self.log_probs(h, legal)
+        return logp.argmax(-1) if deterministic else sample(logp)
 
     def step(self, obs: Tensor, state: Tensor):
-        """obs (N, n), state -> h (N, H) for the policy, next state."""
+        """obs (N, n), state -> h (N, H) for policy and critic, next state."""
         x = self.encoder(self.normalize(obs))
         if self.args.memory == "none":
             return x, state
         state = self.lstm.step(x, state)
         return state[0], state
 
-    def forward(self, obs, state, final, every: int = 1) -> Independent:
-        """Sequences: normalised obs (L, B, n), the state before them (2, B, H), final (L, B) -> the
-        policy in every k-th of the M steps that count."""
+    def forward(self, obs, legal, state, final, every: int = 1) -> Independent:
+        """Sequences: normalised obs (L, B, n), legal (L, B, K, A), the state before them (2, B, H),
+        final (L, B) -> the policy in every k-th of the M steps that count."""
+        valid = ~final
         if self.args.memory == "none":
-            return self.policy(self.encoder(obs[~final][::every]))
-        return self.policy(self.lstm(self.encoder(obs), state, final)[~final][::every])
+            h = self.encoder(obs[valid][::every])
+        else:
+            h = self.lstm(self.encoder(obs), state, final)[valid][::every]
+        return self.policy(h, legal[valid][::every])
 
     @torch.inference_mode()
-    def predict(self, obs, info: dict, state: Tensor | None, deterministic: bool = True):
-        """obs (N, n), info of N environments, state, None at first -> actions, next state."""
-        state = self.initial_state(len(obs)) if state is None else state
-        h, state = self.step(torch.as_tensor(np.float32(obs), device=state.device), state)
-        actions = self.act(h, 0 if deterministic else self.sample_noise(len(h)))
+    def predict(self, obs, info=None, state=None, final=None, deterministic: bool = True):
+        """obs (N, n) and info of N environments, state, None at first, and final (N,), which obs
+        are an episode's last -> actions for the environments; state, zero after final steps."""
+        obs, state, final = check_inputs(self, obs, state, final)
+        legal = legal_choices(self.exists, info or {}, final)
+        tensor = partial(torch.as_tensor, device=state.device)
+        h, state = self.step(tensor(obs), state)
+        actions = self.act(h, tensor(legal), deterministic)
+        state = state.where(tensor(~final)[:, None], 0.0)
         return to_env(actions, self.action_space), state
 
 
+def sample(logp: Tensor) -> Tensor:
+    """Log-probabilities (..., K, A) -> choices (..., K). If E_a ~ Exp(1), p_a / E_a is the largest
+    with probability p_a: Categorical.sample without its overhead."""
+    noise = torch.empty(logp.shape).exponential_().to(logp.device)
+    return (logp.exp() / noise).argmax(-1)
+
+
+def num_choices(space):
+    """How many choices each of the K components of an action has: 1, if it is a number."""
+    if isinstance(space, spaces.Discrete):
+        return np.array([space.n])
+    if isinstance(space, spaces.MultiDiscrete):
+        return space.nvec.ravel()
+    if isinstance(space, spaces.MultiBinary):
+        return np.full(spaces.flatdim(space), 2)
+    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        warn_of_bounds(space)
+        return np.ones(spaces.flatdim(space), int)
+    raise ArgumentError(f"--env-id: actions of {space}: use MultiDiscrete, or a Box of floats")
+
+
+def warn_of_bounds(space) -> None:
+    """Warns of a Box of actions far from [-1, 1], about which a new policy samples."""
+    bounds = np.array([space.low, space.high], float)
+    size = np.abs(bounds)
+    far = (size > 10) & (size < 1e30)  # a larger bound is none
+    narrow = bounds[1] - bounds[0] < 0.1
+    if far.any() or narrow.any():
+        warnings.warn(f"actions of {space}: far from [-1, 1]; use gymnasium.wrappers.RescaleAction")
+
+
+def legal_choices(exists, info: dict, final):
+    """(N, K, A): what exists and info's "action_mask", if an environment sent one, allows: 1 or 0
+    for each choice of each component. Final steps need no legal choice."""
+    legal = np.broadcast_to(exists, (len(final), *exists.shape)).copy()
+    if "action_mask" in info:
+        sent = info.get("_action_mask", np.ones(len(final), bool))  # (N,): who sent a mask
+        for i in np.flatnonzero(sent & ~final):
+            mask = np.hstack(info["action_mask"][i])  # all components'
+            check_shapes(legal[i, exists].shape, action_mask=mask)
+            legal[i, exists] = mask
+        if not legal.any(-1).all():
+            raise ValueError(f"an action_mask leaves no choice: {info['action_mask']}")
+    return legal
+
+
+def to_env(actions: Tensor, space) -> np.ndarray:
+    """Actions (N, K), choices counted from 0 -> as the environments take them, within bounds."""
+    array = actions.cpu().numpy().reshape(-1, *space.shape)
+    if isinstance(space, spaces.Box):
+        array = finite("actions", array.clip(space.low, space.high))
+        return array.astype(space.dtype)
+    return array.astype(space.dtype) + getattr(space, "start", 0)
+
+
 class RunningMeanStd(nn.Module):
-    """Mean and variance of all rows seen so far, in float64; saved with the agent."""
+    """Mean and variance of all rows seen so far, in float64."""
 
     def __init__(self, shape: tuple[int, ...]):
         super().__init__()
         self.mean: Tensor = nn.Buffer(torch.zeros(shape, dtype=torch.float64))
         self.var: Tensor = nn.Buffer(torch.ones(shape, dtype=torch.float64))
-        self.count: Tensor = nn.Buffer(torch.zeros(shape, dtype=torch.float64))
+        self.count: Tensor = nn.Buffer(torch.zeros((), dtype=torch.float64))
 
     def update(self, rows: Tensor) -> None:
         """Adds rows (M, *shape) (Chan, Golub & LeVeque 1979, eq. 2.1)."""
-        n, rows = len(rows), rows.double()
-        total, delta = self.count + n, rows.mean(0) - self.mean
+        n = len(rows)
+        rows = rows.double()
+        total = self.count + n
+        delta = rows.mean(0) - self.mean
         squares = self.var * self.count + rows.var(0, correction=0) * n
-        squares += delta**2 * self.count * n / total
-        self.mean, self.var, self.count = self.mean + delta * n / total, squares / total, total
+        squares += delta**2 * self.count * n / total  # of distances from the common mean
+        self.mean = self.mean + delta * n / total
+        self.var = squares / total
+        self.count = total
 
 
-def discounted_sums(rewards, done, carried, gamma: float) -> np.ndarray:
-    """G_t = r_t + gamma G_{t-1} within an episode; rewards, done and G are (T, N). carried (N,) is
-    gamma times the last G of the rollout before; it is updated for the next."""
+def discounted_sums(rewards, done, unfinished, gamma: float) -> np.ndarray:
+    """G_t = r_t + gamma G_{t-1} within an episode; rewards, done, G are (T, N). unfinished (N,) is
+    gamma G of an episode that the last rollout left unfinished, else 0; changed in place."""
+    check_shapes(rewards.shape, done=done)
     sums = np.zeros_like(rewards)
     for t in range(len(rewards)):
-        sums[t] = rewards[t] + carried
-        carried[:] = np.where(done[t], 0, gamma * sums[t])
+        sums[t] = rewards[t] + unfinished
+        unfinished[:] = np.where(done[t], 0, gamma * sums[t])
     return sums
 
 
@@ -269,8 +370,10 @@ def compute_gae(rewards, values, terminated, done, gamma: float, lam: float) -> 
         delta_t = r_t + gamma (1 - terminated_t) V_{t+1} - V_t
         A_t = delta_t + gamma lambda (1 - done_t) A_{t+1}
     """
+    check_shapes(rewards.shape, values=values[1:], terminated=terminated, done=done)
     deltas = rewards + gamma * np.where(terminated, 0, values[1:]) - values[:-1]
-    advantages, following = np.zeros_like(deltas), np.zeros_like(deltas[0])
+    advantages = np.zeros_like(deltas)
+    following = np.zeros_like(deltas[0])  # A_{t+1}
     for t in reversed(range(len(deltas))):
         following = deltas[t] + gamma * lam * np.where(done[t], 0, following)
         advantages[t] = following
@@ -279,8 +382,18 @@ def compute_gae(rewards, values, terminated, done, gamma: float, lam: float) -> 
 
 def surrogate(new: Independent, old: Independent, actions: Tensor, advantages: Tensor) -> Tensor:
     """The mean of pi(a|s) / pi_old(a|s) A over M steps (Schulman et al. 2015, eq. 14)."""
-    ratio = (new.log_prob(actions) - old.log_prob(actions)).exp()
+    check_shapes((*new.batch_shape, *new.event_shape), actions=actions)
+    logprob = new.log_prob(actions)
+    old_logprob = old.log_prob(actions)
+    check_shapes(logprob.shape, old_logprob=old_logprob, advantages=advantages)
+    ratio = (logprob - old_logprob).exp()
     return (ratio * advantages).mean()
+
+
+def mean_kl(old: Independent, new: Independent) -> Tensor:
+    """The mean KL divergence over M steps; that of an action is the sum over its components."""
+    check_shapes(old.batch_shape, new=new.entropy())
+    return kl_divergence(old, new).mean()
 
 
 def flat_gradient(y: Tensor, parameters: list[nn.Parameter], **options) -> Tensor:
@@ -290,19 +403,23 @@ def flat_gradient(y: Tensor, parameters: list[nn.Parameter], **options) -> Tenso
 
 def fisher_vector_product(kl_gradient: Tensor, parameters, damping: float, v: Tensor) -> Tensor:
     """(F + damping I) v, without F (P, P). The Fisher matrix F is the Hessian of the mean KL at the
-    old policy (appendix C), and H v is the gradient of (gradient . v)."""
+    old policy (appendix C), and a Hessian times v is the gradient of (gradient . v)."""
+    check_shapes(kl_gradient.shape, v=v)
     return flat_gradient(kl_gradient @ v, parameters, retain_graph=True) + damping * v
 
 
-def fisher_vector_difference(agent: Agent, old, rollout, damping: float, v: Tensor) -> Tensor:
+def fisher_vector_difference(policy, old, parameters, damping: float, v: Tensor) -> Tensor:
     """The same for an LSTM, whose fused call has no second derivative: a central difference of the
-    mean KL's gradient. At its distance truncation and rounding errors are of the same order."""
-    parameters, gradients = agent.policy_parameters, []
+    gradient of the mean KL from old to policy(), along v."""
     theta = nn.utils.parameters_to_vector(parameters).detach()
+    check_shapes(theta.shape, v=v)
+    # The error of the formula grows with distance^2, that of rounding with eps / distance. Their
+    # sum is least where both are of one order: at eps^(1/3).
     distance = torch.finfo(v.dtype).eps ** (1 / 3) / v.norm()
-    for there in theta + distance * v, theta - distance * v:
-        nn.utils.vector_to_parameters(there, parameters)
-        gradients.append(flat_gradient(kl_divergence(old, agent(*rollout)).mean(), parameters))
+    gradients = []
+    for point in (theta + distance * v, theta - distance * v):
+        nn.utils.vector_to_parameters(point, parameters)
+        gradients.append(flat_gradient(mean_kl(old, policy()), parameters))
     nn.utils.vector_to_parameters(theta, parameters)
     return (gradients[0] - gradients[1]) / (2 * distance) + damping * v
 
@@ -310,15 +427,20 @@ def fisher_vector_difference(agent: Agent, old, rollout, damping: float, v: Tens
 def conjugate_gradient(product, b: Tensor, max_steps: int) -> Tensor:
     """x with A x = b, where product(v) is A v, until |b - A x|^2 < 1e-10 (Nocedal & Wright 2006,
     algorithm 5.2), or until A shows a curvature that is not positive and finite."""
-    x, residual, direction = torch.zeros_like(b), b, b
+    x = torch.zeros_like(b)
+    r = b  # b - A x
+    p = b  # search direction
     for _ in range(max_steps):
-        norm, image = residual @ residual, product(direction)
-        curvature = direction @ image
-        if not (norm >= 1e-10 and 0 < curvature < np.inf):  # either may be NaN
+        r_dot = r @ r
+        Ap = product(p)
+        check_shapes(b.shape, Ap=Ap)
+        curvature = p @ Ap
+        if not (r_dot >= 1e-10 and 0 < curvature < np.inf):  # either may be NaN
             break
-        x = x + norm / curvature * direction
-        residual = residual - norm / curvature * image
-        direction = residual + residual @ residual / norm * direction
+        alpha = r_dot / curvature
+        x = x + alpha * p
+        r = r - alpha * Ap
+        p = r + r @ r / r_dot * p
     return x
 
 
@@ -326,13 +448,13 @@ def conjugate_gradient(product, b: Tensor, max_steps: int) -> Tensor:
 def line_search(agent: Agent, args: Args, old, rollout, actions, advantages, step: Tensor):
     """Moves the policy by the first of the fractions 1, factor, factor^2, ... of step (P,) that
     improves the surrogate at a mean KL below its target, if any -> KL, improvement, fraction."""
-    parameters = agent.policy_parameters
+    parameters = agent.policy_parameters()
     theta = nn.utils.parameters_to_vector(parameters)
     for i in range(args.line_search_max_iter):
         fraction = args.line_search_shrinking_factor**i
         nn.utils.vector_to_parameters(theta + fraction * step, parameters)
         new = agent(*rollout)
-        kl = kl_divergence(old, new).mean().item()
+        kl = mean_kl(old, new).item()
         improvement = (surrogate(new, old, actions, advantages) - advantages.mean()).item()
         if kl < args.target_kl and 0 < improvement < np.inf:  # comparisons with NaN are false
             return kl, improvement, fraction
@@ -340,31 +462,44 @@ def line_search(agent: Agent, args: Args, old, rollout, actions, advantages, ste
     return 0.0, 0.0, 0.0
 
 
-def trpo_step(agent: Agent, args: Args, rollout, actions: Tensor, advantages: Tensor) -> list:
-    """Moves the policy along F^-1 g, where g is the surrogate's gradient, as far as the trust
-    region step' F step / 2 = target_kl and then the line search allow (appendix C). rollout is what
-    Agent.forward takes; actions (M, K), advantages (M,) -> figures of LOSSES."""
-    parameters, few = agent.policy_parameters, (*rollout, args.sub_sampling_factor)
+def trpo_step(agent: Agent, args: Args, rollout, actions: Tensor, advantages: Tensor):
+    """The policy's step (Schulman et al. 2015, appendix C). rollout is what Agent.forward takes;
+    actions (M, K), advantages (M,) -> the numbers that LOSSES names, but for value_loss."""
+    parameters = agent.policy_parameters()
+    policy = partial(agent, *rollout)  # in all M steps
+    fisher_policy = partial(policy, every=args.sub_sampling_factor)  # in those that estimate F
     with torch.no_grad():
-        old, old_few = agent(*rollout), agent(*few)
-    gradient = flat_gradient(surrogate(agent(*rollout), old, actions, advantages), parameters)
+        old = policy()
+        old_fisher = fisher_policy()
+
+    # g: the gradient of the surrogate at the old policy
+    gradient = flat_gradient(surrogate(policy(), old, actions, advantages), parameters)
+
+    # d = F^-1 g, by products F v alone: the best direction where the KL is the distance
     if args.memory == "none":
-        kl = kl_divergence(old_few, agent(*few)).mean()
+        kl = mean_kl(old_fisher, fisher_policy())
         kl_gradient = flat_gradient(kl, parameters, create_graph=True)
         product = partial(fisher_vector_product, kl_gradient, parameters, args.cg_damping)
     else:
-        product = partial(fisher_vector_difference, agent, old_few, few, args.cg_damping)
+        product = partial(
+            fisher_vector_difference, fisher_policy, old_fisher, parameters, args.cg_damping
+        )
     direction = conjugate_gradient(product, gradient, args.cg_max_steps)
+
+    # The longest step along d in the trust region: step' F step / 2 = target_kl
     curvature = direction @ product(direction)
     scale = (2 * args.target_kl / curvature).sqrt() if curvature > 0 else 0.0
     step = scale * direction
+
+    # That was a quadratic model. The true KL and surrogate decide how much of the step is taken.
     kl, improvement, fraction = line_search(agent, args, old, rollout, actions, advantages, step)
     expected = fraction * (gradient @ step).item()
-    return [kl, improvement, expected, fraction, old.entropy().mean().item()]
+    return kl, improvement, expected, fraction, old.entropy().mean().item()
 
 
 def fit_critic(critic: nn.Module, args: Args, optimizer, inputs: Tensor, returns: Tensor) -> float:
     """Passes of Adam over the critic's inputs and returns (M, ...) -> mean squared error."""
+    check_shapes(inputs.shape[:1], returns=returns)
     losses = []
     for _ in range(args.n_critic_updates):
         for batch in torch.randperm(len(inputs)).to(inputs.device).split(args.batch_size):
@@ -380,49 +515,54 @@ def train(args: Args) -> Agent:
     """Play T steps in N environments, estimate advantages, improve the agent; repeat."""
     check_args(args)
     torch.set_num_threads(args.torch_threads)
-    torch.manual_seed(args.seed)
+    seed_everything(args.seed)
     T, N = args.num_steps, args.num_envs
     device = torch.device("cuda" if args.cuda else "cpu")
     envs = make_envs(args, N)
     agent = Agent(envs, args).to(device)
-    optimizer = torch.optim.Adam(agent.critic.parameters(), eps=1e-5, fused=True)
+    optimizer = torch.optim.Adam(agent.critic.parameters(), eps=1e-5, fused=True)  # lr is set below
     run = Run(args, envs, agent, optimizer)
-    # NumPy holds what environments return, torch what the agent computes.
     tensor = partial(torch.as_tensor, device=device)
+    # NumPy holds what environments return, torch what the agent computes.
     obs = np.zeros((T + 1, N, spaces.flatdim(envs.single_observation_space)), np.float32)
+    legal = np.zeros((T + 1, N, *agent.exists.shape), bool)  # allowed choices
     final = np.zeros((T + 1, N), bool)  # obs[t] is the last of its episode
     rewards = np.zeros((T, N), np.float32)
-    terminated, truncated = np.zeros((2, T, N), bool)
+    terminated = np.zeros((T, N), bool)
+    truncated = np.zeros((T, N), bool)
     h = torch.zeros(T + 1, N, agent.actor.in_features, device=device)
+    dtype = torch.float if agent.box else torch.long
+    actions = torch.zeros(T, N, len(agent.exists), dtype=dtype, device=device)
 
-    obs[0], info = envs.reset(seed=args.seed + run.step)
-    state, carried = agent.initial_state(N), np.zeros(N, np.float32)
+    obs[0], info = envs.reset(seed=args.seed + run.step)  # a resumed run begins other episodes
+    legal[0] = legal_choices(agent.exists, info, final[0])
+    state = agent.initial_state(N)
+    unfinished = np.zeros(N, np.float32)
     while run.step < args.total_timesteps:
         # Rollout
-        first_state = state.clone()
+        first_state = state.clone()  # autograd cannot save a tensor of inference mode
         with torch.inference_mode():
-            noise, actions = agent.sample_noise(T, N), []
             for t in range(T):
-                check("action_mask" not in info, "--env-id: action masks are for rppo_lstm.py")
                 h[t], state = agent.step(tensor(obs[t]), state)
-                actions.append(agent.act(h[t], noise[t]))
-                if final[t].any():
+                actions[t] = agent.act(h[t], tensor(legal[t]))
+                if final[t].any():  # the next episode begins with an empty memory
                     state = state.where(tensor(~final[t])[:, None], 0.0)
                 action = to_env(actions[t], agent.action_space)
                 obs[t + 1], rewards[t], terminated[t], truncated[t], info = envs.step(action)
                 final[t + 1] = terminated[t] | truncated[t]
+                legal[t + 1] = legal_choices(agent.exists, info, final[t + 1])
+            # State stays as it is: the next rollout begins with this step.
             h[T], _ = agent.step(tensor(obs[T]), state)
-        check_finite("obs", obs)
-        check_finite("rewards", rewards)
 
         # Advantages
-        valid, done = ~final[:T], terminated | truncated
+        valid = ~final[:T]  # the steps that count
+        done = terminated | truncated
         if args.norm_reward and valid.any():
-            sums = discounted_sums(rewards, done, carried, args.gamma)
+            sums = discounted_sums(rewards, done, unfinished, args.gamma)
             agent.return_stats.update(tensor(sums[valid]))
             rewards /= np.sqrt(agent.return_stats.var.item() + 1e-8)
         normalized = agent.normalize(tensor(obs))
-        inputs = torch.cat([normalized, h], -1) if args.memory == "lstm" else normalized
+        inputs = normalized if args.memory == "none" else torch.cat([normalized, h], -1)
         v = agent.critic(inputs).squeeze(-1).numpy(force=True)
         advantages = compute_gae(rewards, v, terminated, done, args.gamma, args.gae_lambda)
         returns = advantages + v[:T]
@@ -430,116 +570,169 @@ def train(args: Args) -> Agent:
         # Update: the policy by one step in its trust region, the critic by Adam in minibatches
         losses = []
         if valid.any():
-            optimizer.param_groups[0]["lr"] = args.learning_rate
-            rollout = normalized[:T], first_state, tensor(final[:T])
-            counts, advantage, targets = map(tensor, (valid, advantages[valid], returns[valid]))
+            rollout = normalized[:T], tensor(legal[:T]), first_state, tensor(final[:T])
+            counts = tensor(valid)
+            advantage = tensor(advantages[valid])  # (M,)
             advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
-            logs = trpo_step(agent, args, rollout, torch.stack(actions)[counts], advantage)
+            kl, improvement, expected, fraction, entropy = trpo_step(
+                agent, args, rollout, actions[counts], advantage
+            )
+            # Set in each iteration, so that --resume RUN --learning-rate counts
+            optimizer.param_groups[0]["lr"] = args.learning_rate
+            targets = tensor(returns[valid])
             value_loss = fit_critic(agent.critic, args, optimizer, inputs[:T][counts], targets)
-            losses.append(torch.tensor([*logs, value_loss]))
+            losses.append(torch.tensor([kl, improvement, expected, fraction, entropy, value_loss]))
 
-        if args.norm_obs and valid.any():  # not earlier: h is of the old statistics' policy
+        if args.norm_obs and valid.any():  # not earlier: the policy acted with the old statistics
             agent.obs_stats.update(tensor(obs[:T][valid]))
-        run.log(int(valid.sum()), LOSSES, losses)
-        obs[0], final[0] = obs[T], final[T]
+        run.log(int(valid.sum()), losses)
+        # The next rollout begins where this one ended: with step T and this state.
+        obs[0] = obs[T]
+        legal[0] = legal[T]
+        final[0] = final[T]
 
     envs.close()
     run.finish()
     return agent
 
 
-# --- Not about learning: environments, files, command line ---
+# --- The lesson ends here. Below: environments, files, command line; one text in all scripts ---
 class ArgumentError(ValueError):
     """A flag, a file or an environment that cannot be used."""
 
 
-def check(fine, message: str) -> None:
-    if not fine:
+def check(condition, message: str) -> None:
+    if not condition:
         raise ArgumentError(message)
+
+
+def check_shapes(shape: tuple[int, ...], **arrays) -> None:
+    """ValueError for the first array of another shape, which might broadcast in silence."""
+    for name, array in arrays.items():
+        found = getattr(array, "shape", type(array).__name__)
+        if found != shape:
+            raise ValueError(f"{name} is {found}, and must have the shape {tuple(shape)}")
+
+
+def check_inputs(agent: Agent, obs, state, final):
+    """The inputs of predict, completed; ValueError for other shapes."""
+    if getattr(obs, "shape", ())[1:] != agent.obs_stats.mean.shape:
+        raise ValueError(f"obs must be (N, {len(agent.obs_stats.mean)}): obs[None] is that of one"
+                         " environment, gymnasium.spaces.flatten that of a Dict")  # fmt: skip
+    zeros = agent.initial_state(len(obs))
+    state = zeros if state is None else state
+    final = np.zeros(len(obs), bool) if final is None else final
+    check_shapes(zeros.shape, state=state)
+    check_shapes(obs.shape[:1], final=final)
+    return np.float32(obs), state, final
 
 
 def check_args(args: Args) -> None:
     """Raises ArgumentError for the first flag that cannot work."""
-    for name, value in vars(args).items():
-        if type(default := getattr(Args, name)) in (int, float):
-            low = 0 if type(default) is float or name in ("seed", "eval_episodes") else 1
-            low = -20 if name == "log_std_init" else low
-            high = 1 if name in ("gamma", "gae_lambda", "line_search_shrinking_factor") else 10**12
-            fine = low <= value <= high or value == default
-            check(fine, f"--{name} {value}: must be from {low} to {high}")
-            setattr(args, name, type(default)(value))  # 3e5 as an int
+    check_flags(
+        args, gamma=(0, 1), gae_lambda=(0, 1), log_std_init=(-20, 20),
+        line_search_shrinking_factor=(0, 1),
+    )  # fmt: skip
+    check(args.memory in ("none", "lstm"), f"--memory {args.memory}: must be none or lstm")
     check(not args.cuda or torch.cuda.is_available(), "--cuda: torch finds no GPU")
 
 
-def check_finite(name: str, x) -> None:
-    """FloatingPointError, with the place, if a number of x is not finite."""
-    if bad := np.argwhere(~np.isfinite(x)).tolist():
-        raise FloatingPointError(f"{name}{bad[0]} is {x[tuple(bad[0])]}")
+def check_flags(args: Args, **ranges) -> None:
+    """Raises ArgumentError for a number out of its range. Makes 3e5 an int, and a Path a str."""
+    may_be_0 = "seed", "seq_len", "eval_episodes"
+    for field in fields(args):
+        value = getattr(args, field.name)
+        if field.type in (bool, int, float):
+            least = 1 if field.type is int and field.name not in may_be_0 else 0
+            low, high = ranges.get(field.name, (least, 10**12))
+            number = isinstance(value, (int, float, np.number, np.bool_))
+            fits = number and (low <= value <= high or value == field.default)
+            flag = "--" + field.name.replace("_", "-")
+            check(fits, f"{flag} {value!r}: must be a number from {low} to {high}")
+            setattr(args, field.name, field.type(value))
+        elif value is not None:
+            setattr(args, field.name, str(value))
+
+
+def seed_everything(seed: int) -> None:
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)  # from which some environments draw
+    random.seed(seed)
+
+
+def finite(name: str, x):
+    """x. FloatingPointError, with the place, if a number of it is not finite."""
+    if not np.abs(x).max() < 2**24:  # NaN is not, either
+        if bad := np.argwhere(~np.isfinite(x)).tolist():
+            raise FloatingPointError(f"{name}{bad[0]} is {x[tuple(bad[0])]}")
+        warnings.warn(f"{name} above 2**24 lose digits in float32: scale them")
+    return x
 
 
 def make_envs(args: Args, num_envs: int, render_mode: str | None = None):
     """num_envs environments as one, whose observations are vectors (num_envs, n)."""
-    mode = "sync" if render_mode else "async" if args.async_envs else None  # None: make_vec chooses
-    kwargs: dict = {"render_mode": render_mode} if render_mode else {}
+    mode = "async" if args.async_envs else None  # None: make_vec chooses
+    options: dict = {"render_mode": render_mode} if render_mode else {}
+    if render_mode:
+        mode = "sync"
     try:
-        envs = gym.make_vec(args.env_id, num_envs, mode, **kwargs)
-    except (gym.error.Error, ModuleNotFoundError) as error:
-        raise ArgumentError(f"--env-id {args.env_id}: {error}") from error
-    fine = envs.metadata.get("autoreset_mode") == gym.vector.AutoresetMode.NEXT_STEP
-    check(fine, f"--env-id {args.env_id}: autoreset is not in NEXT_STEP mode")
+        envs = gym.make_vec(args.env_id, num_envs, mode, **options)
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1].filename
+        if "gymnasium" not in last and not isinstance(error, (gym.error.Error, ImportError)):
+            raise  # an error in the environment itself
+        hint = 'yours: my_module:MyEnv-v0; packages: pip install ".[atari,box2d,minigrid,mujoco]"'
+        raise ArgumentError(f"--env-id {args.env_id}: {error} ({hint})") from error
+    next_step = envs.metadata.get("autoreset_mode") == gym.vector.AutoresetMode.NEXT_STEP
+    check(next_step, f"--env-id {args.env_id}: autoreset is not in NEXT_STEP mode")
     space = envs.single_observation_space
+    try:
+        n = spaces.flatdim(space)
+    except (NotImplementedError, ValueError) as error:
+        raise ArgumentError(f"--env-id {args.env_id}: {space} has no fixed size") from error
     if args.mask_velocity:
         name = args.env_id.split("-")[0].removesuffix("Continuous")
         check(name in VELOCITIES, f"--mask-velocity: {name} is not one of {', '.join(VELOCITIES)}")
-        hidden = np.isin(np.arange(spaces.flatdim(space)), VELOCITIES[name])
+        hidden = np.isin(np.arange(n), VELOCITIES[name])
         envs = wrappers.TransformObservation(envs, lambda obs: np.where(hidden, 0, obs))
-    check(space.is_np_flattenable, f"--env-id {args.env_id}: {space} has no fixed size")
-    if space.shape != (spaces.flatdim(space),):
+    if space.shape != (n,):
         envs = wrappers.FlattenObservation(envs)
-    return wrappers.RecordEpisodeStatistics(envs)
-
-
-def num_choices(space):
-    """How many choices each of the K components of an action has."""
-    if isinstance(space, spaces.Discrete):
-        return np.array([space.n])
-    if isinstance(space, spaces.MultiDiscrete):
-        return space.nvec.ravel()
-    if isinstance(space, spaces.MultiBinary):
-        return np.full(spaces.flatdim(space), 2)
-    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
-        return np.ones(spaces.flatdim(space), int)  # a number, and no choice
-    raise ArgumentError(f"--env-id: actions of {space}: no script can choose them")
-
-
-def to_env(actions: Tensor, space) -> np.ndarray:
-    """Actions (N, K), choices counted from 0 -> as the environments take them, within bounds."""
-    array = actions.cpu().numpy().reshape(-1, *space.shape)
-    if isinstance(space, spaces.Box):
-        return array.clip(space.low, space.high).astype(space.dtype)
-    return array.astype(space.dtype) + getattr(space, "start", 0)
+    envs = wrappers.TransformObservation(envs, partial(finite, "obs"))
+    envs = wrappers.TransformReward(envs, partial(finite, "rewards"))
+    return wrappers.RecordEpisodeStatistics(envs, stats_key="statistics")
 
 
 class Run:
     """A run's progress, log and agent.pt, saved at the start, every minute and at the end."""
 
-    latest: Path | None = None  # the directory to go on with
+    latest: Path | None = None  # the directory of the run to continue
+    versions = (f"Python {sys.version.split()[0]}, torch {torch.__version__},"
+                f" gymnasium {gym.__version__}, numpy {np.__version__}")  # fmt: skip
 
     def __init__(self, args: Args, envs, agent: Agent, optimizer):
-        self.args, self.agent, self.optimizer = args, agent, optimizer
-        self.returns, self.lengths = envs.return_queue, envs.length_queue  # of the last 100
+        self.args = args
+        self.agent = agent
+        self.optimizer = optimizer
+        self.returns = envs.return_queue  # of the last 100 episodes
+        self.lengths = envs.length_queue
         self.step, seconds = 0, 0.0
-        name = args.run_name or f"{args.env_id}__{SCRIPT}__{args.seed}__{time.time():.0f}"
+        space = envs.unwrapped.single_observation_space
+        if "uint8" in str(space) and spaces.flatdim(space) > 1000:
+            warnings.warn("pixels become a long vector; docs/recipes/images.py has a CNN for them")
+        if "action_mask" in str(space):
+            warnings.warn('a mask of actions counts in info["action_mask"] only')
+        name = args.run_name or f"{args.env_id}__{SCRIPT}__{args.seed}__{time.time():.6f}"
         name = name.replace("/", "-").replace(":", "-")
         self.dir = Path(args.resume or Path(args.runs_dir, name)).resolve()
         if args.resume:
             saved = load(self.dir, agent)
             optimizer.load_state_dict(saved["optimizer"])
-            torch.set_rng_state(saved["rng"])
             self.step, seconds = saved["step"], saved["seconds"]
+            seed_everything(args.seed + self.step)
+            torch.set_rng_state(saved["rng"])
             self.returns.extend(saved["returns"])
             self.lengths.extend(saved["lengths"])
-        if args.track and (args.resume or not self.dir.exists()):  # else refused
+        if args.track and (args.resume or not self.dir.exists()):  # else mkdir below refuses
             try:  # before SummaryWriter, which it patches
                 import wandb
 
@@ -551,23 +744,26 @@ class Run:
             self.dir.mkdir(parents=True, exist_ok=bool(args.resume))
             self.writer = SummaryWriter(str(self.dir), purge_step=self.step + 1)
         except OSError as error:
-            raise ArgumentError(f"{error}; --resume goes on with a run") from error
+            raise ArgumentError(f"{error}; --resume continues a run") from error
         self.bar = tqdm(total=args.total_timesteps, initial=self.step, unit="step")
-        self.began, self.logged = time.time() - seconds, time.time()
+        self.began = time.time() - seconds
+        self.logged = time.time()
         self.timed: list[tuple[int, float]] = []  # steps, seconds of iterations; the first is slow
         self.save()
         Run.latest = self.dir
 
-    def log(self, steps: int, names: tuple[str, ...], losses: list[Tensor]) -> None:
-        """Ends an iteration of that many steps; losses has those of each minibatch."""
+    def log(self, steps: int, losses: list[Tensor]) -> None:
+        """Ends an iteration of that many steps; losses has the LOSSES of each minibatch."""
         if not losses:  # only final steps
             return
-        means = torch.stack(losses).mean(0)
-        check_finite(f"after step {self.step}, {names}", means.numpy(force=True))
-        seconds, self.logged = time.time() - self.logged, time.time()
+        means = torch.stack(losses).mean(0).numpy(force=True)
+        finite(f"after step {self.step}, {LOSSES}", means)
+        seconds = time.time() - self.logged
+        self.logged = time.time()
         self.timed.append((steps, seconds))
         self.step += steps
-        scalars = {f"losses/{name}": loss for name, loss in zip(names, means.tolist())}
+        scalars = {f"losses/{name}": loss for name, loss in zip(LOSSES, means)}
+        scalars["charts/learning_rate"] = self.optimizer.param_groups[0]["lr"]
         scalars["charts/SPS"] = steps / seconds
         if self.returns:
             scalars["charts/episodic_return"] = np.mean(self.returns)
@@ -585,8 +781,8 @@ class Run:
         contents = {
             "script": SCRIPT, "args": vars(self.args), "agent": self.agent.state_dict(),
             "optimizer": self.optimizer.state_dict(), "rng": torch.get_rng_state(),
-            "step": self.step, "seconds": time.time() - self.began,
-            "returns": [*map(float, self.returns)], "lengths": [*map(int, self.lengths)],
+            "step": self.step, "seconds": time.time() - self.began, "versions": self.versions,
+            "returns": [float(x) for x in self.returns], "lengths": [int(x) for x in self.lengths],
         }  # fmt: skip
         with open(self.dir / "agent.tmp", "wb") as file:
             torch.save(contents, file)
@@ -600,80 +796,109 @@ class Run:
         self.save()
         self.bar.close()
         self.writer.close()
-        steps, seconds = np.sum(self.timed[1:] or [(self.step, self.logged - self.began)], 0)
-        evaluation = [*tqdm(evaluate(self.agent, make_envs(self.args, 1), self.args), "evaluation")]
-        result = dict(global_step=self.step, seconds=self.logged - self.began, sps=steps / seconds,
-                      returns=[*map(float, self.returns)], evaluation=evaluation)  # fmt: skip
+        seconds = self.logged - self.began
+        timed = self.timed[1:] or [(self.step, seconds)]  # of a run of one iteration: that
+        sps = sum(steps for steps, _ in timed) / sum(time for _, time in timed)
+        evaluation = []
+        if self.args.eval_episodes > 0:
+            envs = make_envs(self.args, self.args.eval_episodes)
+            evaluation = evaluate(self.agent, envs, self.args.seed, self.args.deterministic)
+        result = {
+            "global_step": self.step, "seconds": seconds, "sps": sps,
+            "returns": [float(x) for x in self.returns], "evaluation": evaluation,
+        }  # fmt: skip
         (self.dir / "result.json").write_text(json.dumps(result))
         score = np.mean(evaluation or self.returns or [np.nan])
-        print(f"{self.dir}: return {score:.1f}, {steps / seconds:.0f} steps a second")
+        try:
+            print(f"{self.dir}: return {score:.5g}, {sps:.0f} steps a second", flush=True)
+        except OSError:  # nobody reads it, or the disk is full: the run is whole all the same
+            sys.stdout = open(os.devnull, "w")
 
 
 def load(run_dir, agent: Agent | None = None) -> dict:
     """Reads a run's agent.pt, running no code in it, and gives its weights to the agent."""
     file = Path(run_dir, "agent.pt")
+    check(file.is_file(), f"{run_dir} is not the directory of a run: it has no agent.pt")
     try:
         with zipfile.ZipFile(file) as opened:
             check(opened.testzip() is None, "it is damaged")
         saved = torch.load(file, map_location="cpu", weights_only=True)
-        check(saved["script"] == SCRIPT, f"{saved['script']}.py wrote it")
-        for name, value in vars(Args(**saved["args"])).items():
-            same = type(saved["args"][name]) is type(getattr(Args, name))
-            check(same or getattr(Args, name) is None, f"{name} is {value!r}")
+        check(saved["script"] == SCRIPT, f"{saved['script']} wrote it, not {SCRIPT}")
+        Args(**saved["args"])  # an error for flags that this script does not have
         if agent is not None:
             agent.load_state_dict(saved["agent"])
-    except pickle.UnpicklingError as error:
-        raise ArgumentError(f"{file} holds more than tensors and plain values") from error
     except Exception as error:  # a damaged file can raise anything
-        raise ArgumentError(f"{file} cannot be used: {error!r}") from error
+        raise ArgumentError(f"{file} cannot be used: {error!r:.150}") from error
+    if saved["versions"] != Run.versions:
+        warnings.warn(f"{file} was written by {saved['versions']}, and read by {Run.versions}")
     return saved
 
 
-def evaluate(agent: Agent, envs, args: Args):
-    """Yields the returns of deterministic episodes in envs, one environment."""
-    for episode in range(args.eval_episodes):
-        (obs, info), state, done = envs.reset(seed=args.seed + episode), None, False
-        while not done:
-            action, state = agent.predict(obs, info, state)
+def evaluate(agent: Agent, envs, seed: int, deterministic: bool = True) -> list[float]:
+    """The returns of N episodes, the first of each of the N environments."""
+    obs, info = envs.reset(seed=seed)
+    state = final = None
+    returns = np.full(envs.num_envs, np.nan)
+    with tqdm(total=envs.num_envs, desc="evaluation", unit="episode") as bar:
+        while np.isnan(returns).any():
+            action, state = agent.predict(obs, info, state, final, deterministic)
             obs, _, terminated, truncated, info = envs.step(action)
-            done = (terminated | truncated)[0]
-        yield float(info["episode"]["r"][0])
+            final = terminated | truncated
+            ended = final & np.isnan(returns)
+            if ended.any():
+                returns[ended] = info["statistics"]["r"][ended]
+                bar.update(ended.sum())
     envs.close()
+    return returns.tolist()
 
 
 def play(args: Args) -> None:
-    """Shows or films deterministic episodes."""
-    mode = "rgb_array" if args.capture_video else "human"
+    """Plays episodes in a window, into videos, or without a picture, and prints their returns."""
+    check(args.seed >= 0, f"--seed {args.seed}: must be from 0")
+    mode = {"human": "human", "video": "rgb_array", "none": None}[args.render]
     make_envs(args, 1).close()  # checks env_id
-    modes = gym.make(args.env_id).metadata.get("render_modes", [])
-    check(mode in modes, f"--play: {args.env_id} renders {modes}, not {mode}")
-    display = {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys() or sys.platform != "linux"
-    check(args.capture_video or display, "--play: no display; --capture-video films the agent")
-    envs = make_envs(args, 1, mode)
-    agent = Agent(envs, args)
-    load(args.play, agent)
-    if args.capture_video:
-        envs = wrappers.RecordVideo(envs, f"{args.play}/videos", episode_trigger=lambda n: True)
-    for episodic_return in evaluate(agent, envs, args):
-        print(f"return {episodic_return:.2f}")
+    modes = [None, *gym.make(args.env_id).metadata.get("render_modes", [])]
+    check(mode in modes, f"--render {args.render}: {args.env_id} renders {modes[1:]}")
+    if mode == "human" and sys.platform == "linux":
+        display = "DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ
+        check(display, "--play: there is no display; try --render video, or none")
+    for episode in range(args.eval_episodes):
+        envs = make_envs(args, 1, mode)
+        agent = Agent(envs, args)
+        load(args.play, agent)
+        if args.render == "video":
+            envs = wrappers.RecordVideo(envs, f"{args.play}/videos", name_prefix=f"{episode}")
+        [episodic_return] = evaluate(agent, envs, args.seed + episode, args.deterministic)
+        print(f"return {episodic_return:.5g}")
 
 
 def parse_args() -> Args:
     """Flags over defaults: those of the run to resume or play, or of PRESETS."""
     early, _ = tyro.cli(Args, return_unknown_args=True, add_help=False)
-    run_dir, task = early.play or early.resume, (early.env_id, early.mask_velocity)
-    defaults = load(run_dir)["args"] if run_dir else PRESETS.get(task, {})
-    args = tyro.cli(Args, default=Args(**defaults), description=__doc__.split("\n\nTRPO:")[0])
-    for name in FIXED if run_dir else ():
-        check(getattr(args, name) == defaults[name], f"--{name}: {run_dir} has {defaults[name]}")
+    run_dir = early.play or early.resume
+    if run_dir:
+        defaults = load(run_dir)["args"]
+    else:
+        defaults = PRESETS.get((early.env_id, early.mask_velocity), {})
+    about = "\n\n".join((__doc__ or "").split("\n\n")[:2])  # python -OO has no docstring
+    args = tyro.cli(Args, default=Args(**defaults), description=about)
+    if run_dir:
+        for name in FIXED:
+            same = getattr(args, name) == defaults[name]
+            check(same, f"--{name.replace('_', '-')}: {run_dir} has {defaults[name]}")
     return args
 
 
 def main() -> None:
     """Exit codes: 2, a bad argument; 1, an error; 130, Ctrl-C."""
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # None where it is closed, as in a service
+    warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
     try:
         args = parse_args()
-        play(args) if args.play else train(args)
+        if args.play:
+            play(args)
+        else:
+            train(args)
     except (ArgumentError, gym.error.DependencyNotInstalled) as error:
         print("error:", " ".join(str(error).split()), file=sys.stderr)
         sys.exit(2)
@@ -681,7 +906,8 @@ def main() -> None:
         if isinstance(error, Exception):
             traceback.print_exc()
         if Run.latest:
-            print(f"\nto go on: python {sys.argv[0]} --resume {Run.latest}", file=sys.stderr)
+            command = shlex.join(["python", sys.argv[0], "--resume", str(Run.latest)])
+            print(f"\nto continue: {command}", file=sys.stderr)
         sys.exit(1 if isinstance(error, Exception) else 130)
 
 

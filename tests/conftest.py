@@ -2,11 +2,9 @@
 
 import copy
 import importlib
-import json
 import os
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import gymnasium as gym
 import launch
@@ -14,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from watching import watch  # noqa: F401, a fixture
 
 ROOT = Path(__file__).resolve().parent.parent
 # A script joins the suite by its name here: the contracts that its functions allow run over it.
@@ -167,108 +165,3 @@ def short_games(monkeypatch):
         monkeypatch.setattr(gym, "make_vec", make)
 
     return shorten
-
-
-@pytest.fixture
-def watch(tmp_path, monkeypatch):
-    """Calls a script's `train` and returns what happened in it, as copies, in the order of calls:
-
-    steps     inputs and outputs of Agent.step
-    resets    obs and info of envs.reset; env: action, obs, rewards, terminated, truncated, info
-    gae       inputs and output of compute_gae
-    replays   inputs and outputs of Agent.evaluate_actions, each with the number of the rollout
-    losses    inputs of ppo_loss
-    updates   learning rate, weights and gradients before each step of the optimiser
-    logs      what Run.log got: steps, losses by name
-    first     the agent before it has learned, its biases moved away from 0; result: result.json
-    """
-
-    def copied(values):
-        return [x.clone() if isinstance(x, torch.Tensor) else copy.deepcopy(x) for x in values]
-
-    def train(script: str, env_id: str, dtype=torch.float32, **flags) -> SimpleNamespace:
-        module = MODULES[script]
-        names = "steps", "resets", "env", "gae", "replays", "losses", "updates", "logs"
-        seen = SimpleNamespace(**{name: [] for name in names})
-
-        class Watched(module.Agent):
-            def __init__(self, *inputs):
-                super().__init__(*inputs)
-                with torch.no_grad():
-                    for parameter in self.parameters():
-                        parameter.add_(0.2 * torch.randn_like(parameter))
-                seen.agent, seen.first = self, copy.deepcopy(self)
-
-            def step(self, obs, *others):
-                outputs = super().step(obs.to(dtype), *others)
-                seen.steps.append((copied((obs, *others)), copied(outputs)))
-                return outputs
-
-            def evaluate_actions(self, obs, *others):
-                outputs = super().evaluate_actions(obs.to(dtype), *others)
-                record = copied((obs, *others)), copied(x.detach() for x in outputs)
-                seen.replays.append((*record, len(seen.gae) - 1))
-                return outputs
-
-        def before(optimizer, *_):
-            parameters = dict(seen.agent.named_parameters())
-            weights = {name: p.detach().clone() for name, p in parameters.items()}
-            gradients = {name: p.grad.clone() for name, p in parameters.items()}
-            seen.updates.append((optimizer.param_groups[0]["lr"], weights, gradients))
-
-        def watched(name, record):
-            original = getattr(module, name)
-
-            def function(*inputs):
-                inputs_before = copied(inputs)
-                output = original(*inputs)
-                record(inputs_before, output)
-                return output
-
-            patch.setattr(module, name, function)
-
-        def make_envs(*inputs):
-            envs = real_make_envs(*inputs)
-            reset, step = envs.reset, envs.step
-
-            def watched_reset(**options):
-                outputs = reset(**options)
-                seen.resets.append(copied(outputs))
-                return outputs
-
-            def watched_step(action):
-                seen.env.append(copied((action, *step(action))))
-                return copied(seen.env[-1][1:])
-
-            envs.reset, envs.step = watched_reset, watched_step
-            return envs
-
-        def log(run, steps, loss_names, losses):
-            seen.logs.append((steps, [dict(zip(loss_names, x.tolist())) for x in losses]))
-            real_log(run, steps, loss_names, losses)
-
-        small = {"encoder_size": 8, "hidden_size": 8, "num_minibatches": 3, "eval_episodes": 0}
-        small |= {"runs_dir": str(tmp_path), "run_name": f"watched {len([*tmp_path.iterdir()])}"}
-        args = module.Args(env_id=env_id, **{**small, **flags})
-        real_make_envs, real_log = module.make_envs, module.Run.log
-        hook = register_optimizer_step_pre_hook(before)
-        default = torch.get_default_dtype()
-        torch.set_default_dtype(dtype)
-        try:
-            with monkeypatch.context() as patch:
-                patch.setattr(module, "Agent", Watched)
-                patch.setattr(module, "make_envs", make_envs)
-                patch.setattr(module.Run, "log", log)
-                watched(
-                    "compute_gae", lambda inputs, output: seen.gae.append((inputs, output.copy()))
-                )
-                watched("ppo_loss", lambda inputs, _: seen.losses.append(inputs))
-                module.train(args)
-        finally:
-            torch.set_default_dtype(default)
-            hook.remove()
-        seen.args = args
-        seen.result = json.loads((tmp_path / args.run_name / "result.json").read_text())
-        return seen
-
-    return train
