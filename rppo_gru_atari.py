@@ -89,7 +89,7 @@ class Args:
     separate_critic: bool = False  # the critic has a memory of its own
     ablate_memory: bool = False  # keep no state from step to step, L = 1: a control
 
-    learning_rate: float = 2.5e-4  # Adam's, at the start
+    learning_rate: float = 2.5e-4  # Adam's, at first
     anneal_lr: bool = True  # the learning rate falls linearly to 0
     clip_coef: float = 0.1  # epsilon of the surrogate
     ent_coef: float = 0.01  # weight of the entropy bonus
@@ -111,8 +111,7 @@ FIXED = (  # the agent's shape and what it sees: --resume and --play cannot chan
     "env_id", "frame_stack", "hidden_size", "separate_critic", "ablate_memory",
 )  # fmt: skip
 LOSSES = "policy_loss", "value_loss", "entropy", "approx_kl"  # what is logged
-# Evaluation cuts a game after five minutes, 60 frames a second, as Mnih et al. (2015) do
-EVAL_FRAMES = 18_000
+EVAL_FRAMES = 18_000  # where an evaluation cuts a game: five minutes (Mnih et al. 2015)
 
 
 class ResetGRU(nn.Module):
@@ -123,15 +122,14 @@ class ResetGRU(nn.Module):
     loss reads the output of a final step, so on replay we may choose its input, and choose one
     that makes the step itself the reset.
 
-    x gets two more features. The first is 1, and its weights are the input's biases. The second
-    is 0; its weights are constant: 1 to the gates r and z, 0 to n. On a final step the second is
-    -1e4, and all the rest is 0, the biases with it. Then, exactly in floating point, and with no
-    gradient (GRU: Cho et al. 2014, arXiv:1406.1078, as torch has it):
+    x gets two more features. The first is 1, and its weights are the input's biases. The second is
+    0; its weights are constant, 1 to the gates r and z, 0 to the candidate n. On a final step the
+    second is -1e4 and all others are 0, so that the biases are gone, too. Then, exactly in
+    floating point, and with no gradient (GRU: Cho et al. 2014, arXiv:1406.1078):
 
-        r = z = sigmoid(U h + c - 1e4) = 0,  n = tanh(0 + r (U h + c)) = 0,  h' = (1 - z) n + z h = 0
+        r = z = sigmoid(U h + c - 1e4) = 0,  n = tanh(r (U h + c)) = 0,  h' = (1 - z) n + z h = 0
 
-    On a CPU torch computes a GRU step by step, and fuses only the LSTM, which is several times
-    faster there. On a GPU both are fused.
+    On a CPU torch does not fuse a GRU, but loops; its LSTM is several times faster there.
     """
 
     def __init__(self, input_size: int, hidden_size: int):
@@ -195,11 +193,12 @@ class NatureCNN(nn.Module):
             nn.ReLU(inplace=True),
             nn.Flatten(),
         )
-        for layer in self.cnn:
-            if isinstance(layer, nn.Conv2d):
-                nn.init.orthogonal_(layer.weight, 2**0.5)
-                nn.init.zeros_(layer.bias)
-        self.cnn.to(memory_format=torch.channels_last)  # faster
+        for name, parameter in self.cnn.named_parameters():
+            if "bias" in name:
+                nn.init.zeros_(parameter)
+            else:
+                nn.init.orthogonal_(parameter, 2**0.5)
+        self.cnn.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, obs: Tensor) -> Tensor:
         frames = obs.flatten(0, -4) / 255
@@ -344,8 +343,7 @@ def all_sum(x: Tensor) -> Tensor:
 
 
 def moments(x: Tensor):
-    """x (M,), M may differ between processes -> the sum of M, mean and standard deviation of all
-    of x, as tensors. Sums are added, since a mean of means would be wrong."""
+    """x (M,), where M may differ by process -> the sum of M, mean and standard deviation of all."""
     M, first, second = all_sum(torch.stack([x.new_tensor(len(x)), x.sum(), x.square().sum()]))
     mean = first / M
     var = second / M - mean**2
@@ -364,10 +362,10 @@ def sum_gradients(agent: Agent) -> None:
 def train(args: Args) -> Agent:
     """Play T steps in N environments, estimate advantages, improve the agent; repeat."""
     check_args(args)
-    if WORLD_SIZE > 1:
-        dist.init_process_group()
     torch.set_num_threads(args.torch_threads or torch.get_num_threads())
     torch.backends.cudnn.deterministic = True
+    if WORLD_SIZE > 1:
+        dist.init_process_group()
     seed_everything(args.seed)
     T, N = args.num_steps, args.num_envs // WORLD_SIZE  # N environments of this process
     L = args.seq_len
@@ -389,8 +387,8 @@ def train(args: Args) -> Agent:
     values = torch.zeros(T + 1, N, device=device)
     states = torch.zeros(T // L, *agent.initial_state(N).shape, device=device)
 
-    # A resumed run begins other episodes, and each process its own.
-    obs[0], info = envs.reset(seed=args.seed + run.step + N * RANK)
+    # A resumed run begins other episodes, and each process its own. ale_py's seeds are int32.
+    obs[0], info = envs.reset(seed=(args.seed + run.step + N * RANK) % 2**30)
     lives = info["lives"]
     state = agent.initial_state(N)
     while run.step < args.total_timesteps:
@@ -498,10 +496,9 @@ def check_shapes(shape: tuple[int, ...], **arrays) -> None:
 def check_inputs(agent: Agent, obs, state, final):
     """The inputs of predict, completed; ValueError for other shapes."""
     obs = np.asarray(obs)
-    frames = (agent.args.frame_stack, 84, 84)
-    if obs.shape[1:] != frames or obs.dtype != np.uint8:
-        raise ValueError(f"obs must be uint8 frames (N, {agent.args.frame_stack}, 84, 84):"
-                         " obs[None] is that of one game")  # fmt: skip
+    C = agent.args.frame_stack
+    if obs.shape[1:] != (C, 84, 84) or obs.dtype != np.uint8:
+        raise ValueError(f"obs must be uint8 (N, {C}, 84, 84): obs[None] is that of one game")
     zeros = agent.initial_state(len(obs))
     state = zeros if state is None else state
     final = np.zeros(len(obs), bool) if final is None else final
@@ -512,9 +509,9 @@ def check_inputs(agent: Agent, obs, state, final):
 
 def check_args(args: Args) -> None:
     """Raises ArgumentError for the first flag that cannot work. Sets seq_len to L, if it is 0."""
-    check_flags(args, gamma=(0, 1), gae_lambda=(0, 1), sticky_actions=(0, 1),
-                seed=(0, 10**9), total_timesteps=(1, 10**9))  # fmt: skip  # ale_py's seeds: int32
-    check(0 <= RANK < WORLD_SIZE, f"RANK {RANK}: must be from 0 to WORLD_SIZE - 1")
+    check_flags(args)
+    started = {"RANK", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys() and RANK < WORLD_SIZE
+    check(WORLD_SIZE == 1 or started, f"WORLD_SIZE is {WORLD_SIZE}: start with torchrun")
     args.seq_len = 1 if args.ablate_memory else args.seq_len or args.num_steps
     fits = args.num_steps % args.seq_len == 0
     check(fits, f"--seq-len {args.seq_len}: must divide --num-steps {args.num_steps}")
@@ -526,21 +523,27 @@ def check_args(args: Args) -> None:
         warnings.warn("--amp: this CPU has no bfloat16, and is faster without")
 
 
-def check_flags(args: Args, **ranges) -> None:
-    """Raises ArgumentError for a number out of its range. Makes 3e5 an int, and a Path a str."""
-    may_be_0 = "seed", "seq_len", "eval_episodes"
+def check_flags(args: Args) -> None:
+    """Raises ArgumentError for the first flag of a wrong type or range. Makes 3e5 an int."""
+    ranges = {
+        "seed": (0, 10**9), "seq_len": (0, 10**9), "eval_episodes": (0, 10**9), "gamma": (0, 1),
+        "torch_threads": (0, 10**9), "gae_lambda": (0, 1), "target_kl": (0, np.inf),
+        "log_std_init": (-20, 20), "sde_sample_freq": (-1, 10**9), "sticky_actions": (0, 1),
+    }  # fmt: skip
     for field in fields(args):
         value = getattr(args, field.name)
-        if field.type in (bool, int, float):
-            least = 1 if field.type is int and field.name not in may_be_0 else 0
-            low, high = ranges.get(field.name, (least, 10**12))
-            number = isinstance(value, (int, float, np.number, np.bool_))
-            fits = number and (low <= value <= high or value == field.default)
-            flag = "--" + field.name.replace("_", "-")
-            check(fits, f"{flag} {value!r}: must be a number from {low} to {high}")
-            setattr(args, field.name, field.type(value))
-        elif value is not None:
-            setattr(args, field.name, str(value))
+        kind = field.type if field.type in (bool, int, float) else str
+        if kind in (int, float):
+            low, high = ranges.get(field.name, (1 if kind is int else 0, 10**12))
+            what = f"must be from {low} to {high}"
+            fits = isinstance(value, (int, float, np.number)) and low <= value <= high
+            fits = fits and (kind is float or value % 1 == 0)
+        else:
+            what = f"must be of type {kind.__name__}"
+            fits = isinstance(value, (bool, np.bool_) if kind is bool else (str, Path))
+            fits = fits or (value is None and field.default is None)
+        check(fits, f"--{field.name.replace('_', '-')} {value}: {what}")
+        setattr(args, field.name, None if value is None else kind(value))
 
 
 def seed_everything(seed: int) -> None:
@@ -568,9 +571,7 @@ class FireReset(gym.Wrapper):
         return obs, info
 
 
-def make_envs(
-    args: Args, num_envs: int, render_mode: str | None = None, max_frames: int = 108_000
-):
+def make_envs(args: Args, num_envs: int, render_mode: str | None = None, max_frames: int = 108_000):
     """num_envs games as one environment, whose observations are uint8 (num_envs, C, 84, 84). A
     game is truncated after max_frames, four a step; ale_py's own limit is half an hour."""
     check(args.env_id.startswith("ALE/"), f"--env-id {args.env_id}: not a game like ALE/Pong-v5")
@@ -585,10 +586,7 @@ def make_envs(
             envs = make(vectorization_mode="sync", render_mode=render_mode, frameskip=1,
                         wrappers=[AtariPreprocessing, FireReset, stack])  # fmt: skip
     except (gym.error.Error, ImportError) as error:
-        hint = 'packages: pip install ".[atari]"'
-        raise ArgumentError(f"--env-id {args.env_id}: {error} ({hint})") from error
-    next_step = envs.metadata.get("autoreset_mode") == gym.vector.AutoresetMode.NEXT_STEP
-    check(next_step, f"--env-id {args.env_id}: autoreset is not in NEXT_STEP mode")
+        raise ArgumentError(f'{args.env_id}: {error} (pip install ".[atari]")') from error
     envs = wrappers.TransformReward(envs, partial(finite, "rewards"))
     return wrappers.RecordEpisodeStatistics(envs, stats_key="statistics")
 
@@ -657,11 +655,10 @@ class Run:
         self.step += steps
         self.rng = gather(torch.get_rng_state())
         for queue in (self.returns, self.lengths):  # the first process has those of all
-            others = gather(list(queue))[1:]
-            for episodes in others:
-                queue.extend(episodes)
-            if RANK > 0:
-                queue.clear()
+            everyones = gather(list(queue))
+            queue.clear()
+            if RANK == 0:
+                queue.extend(np.concatenate(everyones))
         if RANK > 0:
             return
         scalars = {f"losses/{name}": loss for name, loss in zip(LOSSES, means)}
@@ -726,7 +723,7 @@ def load(run_dir, agent: Agent | None = None) -> dict:
             check(opened.testzip() is None, "it is damaged")
         saved = torch.load(file, map_location="cpu", weights_only=True)
         check(saved["script"] == SCRIPT, f"{saved['script']} wrote it, not {SCRIPT}")
-        Args(**saved["args"])  # an error for flags that this script does not have
+        check_flags(Args(**saved["args"]))
         if agent is not None:
             agent.load_state_dict(saved["agent"])
     except Exception as error:  # a damaged file can raise anything
@@ -756,8 +753,9 @@ def evaluate(agent: Agent, envs, seed: int, deterministic: bool = True) -> list[
 
 def play(args: Args) -> None:
     """Plays episodes in a window, into videos, or without a picture, and prints their returns."""
-    check(args.seed >= 0, f"--seed {args.seed}: must be from 0")
+    check_flags(args)
     mode = {"human": "human", "video": "rgb_array", "none": None}[args.render]
+    check(WORLD_SIZE == 1, "--play: start one process")
     make_envs(args, 1).close()  # checks env_id
     if mode == "human" and sys.platform == "linux":
         display = "DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ
@@ -802,14 +800,17 @@ def main() -> None:
             play(args)
         else:
             train(args)
-    except (ArgumentError, gym.error.DependencyNotInstalled) as error:
-        print("error:", " ".join(str(error).split()), file=sys.stderr)
-        sys.exit(2)
     except (Exception, KeyboardInterrupt) as error:
+        if RANK > 0:  # where all fail alike, the first one says so, and torchrun ends the others
+            time.sleep(3)
+        if isinstance(error, (ArgumentError, gym.error.DependencyNotInstalled)):
+            print("error:", " ".join(str(error).split()), file=sys.stderr)
+            sys.exit(2)
         if isinstance(error, Exception):
             traceback.print_exc()
         if Run.latest:
-            command = shlex.join(["python", sys.argv[0], "--resume", str(Run.latest)])
+            start = f"torchrun --nproc-per-node {WORLD_SIZE}" if WORLD_SIZE > 1 else "python"
+            command = shlex.join([*start.split(), sys.argv[0], "--resume", str(Run.latest)])
             print(f"\nto continue: {command}", file=sys.stderr)
         sys.exit(1 if isinstance(error, Exception) else 130)
 

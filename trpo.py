@@ -22,9 +22,9 @@ that step final:
 A final step counts in no loss: its action did nothing. But its value, computed with the state
 that the agent has there, stands for the rewards that a time limit cut off.
 
-Letters in shapes: T time steps, N environments; sequences of L steps, B of them; M steps that
-count; n numbers in an observation, F features, H hidden units (without memory, the encoder's); K
-components of an action, A choices of each (1, if it is a number); P parameters of the policy.
+Letters in shapes: T time steps, N environments; B sequences of L steps; M steps that count; n
+numbers in an observation, F features, H hidden units (the encoder's, without memory); K components
+of an action, A choices of each; P parameters of the policy.
 """
 
 import json
@@ -230,27 +230,21 @@ class Agent(nn.Module):
         categorical = Categorical(logits=self.log_probs(h, legal), validate_args=False)
         return Independent(categorical, 1, validate_args=False)
 
-    def sample_noise(self, num_envs: int) -> Tensor:
-        """Noise of standard deviation exp(log_std) for Box actions: (N, K). It comes from the CPU's
-        generator, whose state agent.pt holds."""
-        noise = torch.randn(num_envs, *self.log_std.shape)
-        return noise.to(self.log_std.device) * self.log_std.exp()
-
-    def act(self, h: Tensor, legal: Tensor, deterministic: bool = False) -> Tensor:
-        """h (N, H), legal choices (N, K, A) -> actions (N, K), not clipped yet."""
+    def act(self, h: Tensor, legal: Tensor) -> Tensor:
+        """h (N, H), legal choices (N, K, A) -> actions (N, K) of `policy`, not clipped yet. Noise
+        comes from the CPU's generator, whose state agent.pt holds."""
         if self.box:
-            mean = self.actor(h)
-            return mean if deterministic else mean + self.sample_noise(len(h))
-        logp = self.log_probs(h, legal)
-        return logp.argmax(-1) if deterministic else sample(logp)
+            noise = torch.randn(len(h), len(self.log_std)).to(h.device)
+            return self.actor(h) + noise * self.log_std.exp()
+        return sample(self.log_probs(h, legal))
 
     def step(self, obs: Tensor, state: Tensor):
         """obs (N, n), state -> h (N, H) for policy and critic, next state."""
         x = self.encoder(self.normalize(obs))
-        if self.args.memory == "none":
-            return x, state
-        state = self.lstm.step(x, state)
-        return state[0], state
+        if self.args.memory == "lstm":
+            state = self.lstm.step(x, state)
+            x = state[0]
+        return x, state
 
     def forward(self, obs, legal, state, final, every: int = 1) -> Independent:
         """Sequences: normalised obs (L, B, n), legal (L, B, K, A), the state before them (2, B, H),
@@ -267,10 +261,10 @@ class Agent(nn.Module):
         """obs (N, n) and info of N environments, state, None at first, and final (N,), which obs
         are an episode's last -> actions for the environments; state, zero after final steps."""
         obs, state, final = check_inputs(self, obs, state, final)
-        legal = legal_choices(self.exists, info or {}, final)
         tensor = partial(torch.as_tensor, device=state.device)
+        legal = tensor(legal_choices(self.exists, info or {}, final))
         h, state = self.step(tensor(obs), state)
-        actions = self.act(h, tensor(legal), deterministic)
+        actions = self.policy(h, legal).mode if deterministic else self.act(h, legal)
         state = state.where(tensor(~final)[:, None], 0.0)
         return to_env(actions, self.action_space), state
 
@@ -325,8 +319,7 @@ def to_env(actions: Tensor, space) -> np.ndarray:
     """Actions (N, K), choices counted from 0 -> as the environments take them, within bounds."""
     array = actions.cpu().numpy().reshape(-1, *space.shape)
     if isinstance(space, spaces.Box):
-        array = finite("actions", array.clip(space.low, space.high))
-        return array.astype(space.dtype)
+        return finite("actions", array.clip(space.low, space.high)).astype(space.dtype)
     return array.astype(space.dtype) + getattr(space, "start", 0)
 
 
@@ -413,8 +406,7 @@ def fisher_vector_difference(policy, old, parameters, damping: float, v: Tensor)
     gradient of the mean KL from old to policy(), along v."""
     theta = nn.utils.parameters_to_vector(parameters).detach()
     check_shapes(theta.shape, v=v)
-    # The error of the formula grows with distance^2, that of rounding with eps / distance. Their
-    # sum is least where both are of one order: at eps^(1/3).
+    # The formula errs by about distance^2, rounding by eps / distance: the sum is least near this.
     distance = torch.finfo(v.dtype).eps ** (1 / 3) / v.norm()
     gradients = []
     for point in (theta + distance * v, theta - distance * v):
@@ -433,7 +425,6 @@ def conjugate_gradient(product, b: Tensor, max_steps: int) -> Tensor:
     for _ in range(max_steps):
         r_dot = r @ r
         Ap = product(p)
-        check_shapes(b.shape, Ap=Ap)
         curvature = p @ Ap
         if not (r_dot >= 1e-10 and 0 < curvature < np.inf):  # either may be NaN
             break
@@ -522,6 +513,7 @@ def train(args: Args) -> Agent:
     agent = Agent(envs, args).to(device)
     optimizer = torch.optim.Adam(agent.critic.parameters(), eps=1e-5, fused=True)  # lr is set below
     run = Run(args, envs, agent, optimizer)
+    optimizer.param_groups[0]["lr"] = args.learning_rate  # not that of a run to resume
     tensor = partial(torch.as_tensor, device=device)
     # NumPy holds what environments return, torch what the agent computes.
     obs = np.zeros((T + 1, N, spaces.flatdim(envs.single_observation_space)), np.float32)
@@ -531,8 +523,6 @@ def train(args: Args) -> Agent:
     terminated = np.zeros((T, N), bool)
     truncated = np.zeros((T, N), bool)
     h = torch.zeros(T + 1, N, agent.actor.in_features, device=device)
-    dtype = torch.float if agent.box else torch.long
-    actions = torch.zeros(T, N, len(agent.exists), dtype=dtype, device=device)
 
     obs[0], info = envs.reset(seed=args.seed + run.step)  # a resumed run begins other episodes
     legal[0] = legal_choices(agent.exists, info, final[0])
@@ -540,11 +530,12 @@ def train(args: Args) -> Agent:
     unfinished = np.zeros(N, np.float32)
     while run.step < args.total_timesteps:
         # Rollout
+        actions = []
         first_state = state.clone()  # autograd cannot save a tensor of inference mode
         with torch.inference_mode():
             for t in range(T):
                 h[t], state = agent.step(tensor(obs[t]), state)
-                actions[t] = agent.act(h[t], tensor(legal[t]))
+                actions.append(agent.act(h[t], tensor(legal[t])))
                 if final[t].any():  # the next episode begins with an empty memory
                     state = state.where(tensor(~final[t])[:, None], 0.0)
                 action = to_env(actions[t], agent.action_space)
@@ -572,13 +563,12 @@ def train(args: Args) -> Agent:
         if valid.any():
             rollout = normalized[:T], tensor(legal[:T]), first_state, tensor(final[:T])
             counts = tensor(valid)
-            advantage = tensor(advantages[valid])  # (M,)
+            taken = torch.stack(actions)[counts]  # (M, K)
+            advantage = tensor(advantages[valid])
             advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
             kl, improvement, expected, fraction, entropy = trpo_step(
-                agent, args, rollout, actions[counts], advantage
+                agent, args, rollout, taken, advantage
             )
-            # Set in each iteration, so that --resume RUN --learning-rate counts
-            optimizer.param_groups[0]["lr"] = args.learning_rate
             targets = tensor(returns[valid])
             value_loss = fit_critic(agent.critic, args, optimizer, inputs[:T][counts], targets)
             losses.append(torch.tensor([kl, improvement, expected, fraction, entropy, value_loss]))
@@ -629,10 +619,8 @@ def check_inputs(agent: Agent, obs, state, final):
 
 def check_args(args: Args) -> None:
     """Raises ArgumentError for the first flag that cannot work."""
-    check_flags(
-        args, gamma=(0, 1), gae_lambda=(0, 1), log_std_init=(-20, 20),
-        line_search_shrinking_factor=(0, 1),
-    )  # fmt: skip
+    check_flags(args, gamma=(0, 1), gae_lambda=(0, 1), log_std_init=(-20, 20),
+                line_search_shrinking_factor=(0, 1))  # fmt: skip
     check(args.memory in ("none", "lstm"), f"--memory {args.memory}: must be none or lstm")
     check(not args.cuda or torch.cuda.is_available(), "--cuda: torch finds no GPU")
 

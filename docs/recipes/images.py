@@ -1,79 +1,104 @@
-"""Images: a CNN encoder, also for a Dict or a Tuple of images and vectors.
+"""Images: a CNN for every image of an observation, be it a Dict or a Tuple of images and vectors.
 
-    python docs/recipes/images.py rppo_lstm --env-id my_module:MyEnv-v0  # and other flags
-    python docs/recipes/images.py rppo_continuous --env-id CarRacing-v3  # pip install ".[box2d]"
+    python docs/recipes/images.py rppo_lstm --env-id my_module:MyEnv-v0
+    python docs/recipes/images.py rppo_continuous --env-id CarRacing-v3 --grey --image-size 64
+    python docs/recipes/images.py trpo --env-id my_module:MyEnv-v0 --image-stack 4
 
-The scripts flatten an observation into one vector; this encoder takes it apart again. The CNN of
-Mnih et al. 2015 reads each image, uint8, channels last or first, 36 pixels a side at least; a
-linear layer all else. The tests solve a Dict that needs both."""
+The scripts flatten an observation into one vector; this recipe takes it apart again. Every uint8
+image, channels last or first, gets the CNN of Mnih et al. 2015, or one of other sizes; its features
+and all other numbers are what the script's own networks read. Where the critic has a network of
+its own, it has CNNs of its own. Pixels are divided by 255 and not normalised: --norm-obs counts
+for the other numbers. A rollout holds frames as float32, so mind --num-envs and --num-steps.
+"""
 
-import importlib
-import sys
-from pathlib import Path
+import warnings
+from dataclasses import dataclass
+from types import SimpleNamespace
 
-import numpy as np
 import torch
 import torch.nn as nn
+import use as driver
 from gymnasium import spaces
 
-sys.path.append(str(Path(__file__).parent / "../.."))
 
+class Eyes(nn.Module):
+    """Flat observations (..., n): entries, then other numbers -> features (..., F)."""
 
-class ImageCNN(nn.Module):
-    """Images as vectors (..., h w c) or (..., c h w), from 0 to 255 -> features (..., F)."""
-
-    def __init__(self, shape):
+    def __init__(self, script, entries, args):
         super().__init__()
-        self.shape, self.channels_last = shape, shape[-1] < shape[0]
-        self.layers = nn.Sequential(
-            nn.Conv2d(min(shape[0], shape[-1]), 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2),
-            nn.ReLU(), nn.Conv2d(64, 64, 3), nn.ReLU(), nn.Flatten(),
-        )  # fmt: skip
-
-    def forward(self, x):
-        x = x.unflatten(-1, self.shape) / 255
-        x = x.movedim(-1, -3) if self.channels_last else x
-        return self.layers(x.flatten(0, -4)).unflatten(0, x.shape[:-3])
-
-
-class Encoder(nn.Module):
-    """Flat observations (..., n) of these entries of a space -> features (..., size)."""
-
-    def __init__(self, script, entries, size):
-        super().__init__()
-        self.sizes, self.parts = [spaces.flatdim(entry) for entry in entries], nn.ModuleList()
-        for entry in entries:
-            image = entry.dtype == np.uint8 and len(entry.shape) == 3
-            fine = not image or sorted(entry.shape)[1] >= 36
-            script.check(fine, f"--env-id: an image of {entry.shape} is too small")
-            self.parts.append(ImageCNN(entry.shape) if image else nn.Identity())
-        features = sum(part(torch.zeros(1, n)).shape[1] for part, n in zip(self.parts, self.sizes))
-        self.layer = nn.Sequential(script.linear(features, size), nn.Tanh())
+        flags = args.cnn_channels, args.cnn_kernels, args.cnn_strides
+        sizes = [[int(number) for number in flag.split(",")] for flag in flags]
+        fits = len({len(numbers) for numbers in sizes}) == 1
+        script.check(fits, "--cnn-channels, --cnn-kernels, --cnn-strides: as many of each")
+        self.divisor = args.pixel_scale
+        self.entries = entries
+        self.sizes = [torch.Size(shape).numel() for shape in entries]
+        self.cnns = nn.ModuleList()
+        for shape in entries:
+            if len(shape) == 3:
+                layers: list[nn.Module] = []
+                before = shape[0]
+                for channels, kernel, stride in zip(*sizes):
+                    layers += [nn.Conv2d(before, channels, kernel, stride), nn.ReLU()]
+                    before = channels
+                self.cnns.append(nn.Sequential(*layers, nn.Flatten()))
+        try:
+            self.features = self(torch.zeros(1, sum(self.sizes))).shape[1]
+        except RuntimeError as error:  # a kernel is larger than what it is to read
+            raise script.ArgumentError(f"--env-id: an image is too small: {error}") from error
 
     def forward(self, obs):
-        split = zip(self.parts, obs.split(self.sizes, -1))
-        return self.layer(torch.cat([part(x) for part, x in split], -1))
+        *parts, rest = obs.split([*self.sizes, obs.shape[-1] - sum(self.sizes)], -1)
+        cnns = iter(self.cnns)
+        features = []
+        for x, shape in zip(parts, self.entries):
+            if len(shape) == 3:
+                frames = x.unflatten(-1, shape) / self.divisor
+                x = next(cnns)(frames.flatten(0, -4)).unflatten(0, obs.shape[:-1])
+            features.append(x)
+        return torch.cat([*features, rest], -1)
 
 
 def use(script):
+    script.check(script.__name__ != "rppo_gru_atari", "images: rppo_gru_atari has a CNN of its own")
+    driver.add(script, "image_frames")
+    warnings.filterwarnings("ignore", "pixels become a long vector")  # no longer
+
+    @dataclass
+    class Args(script.Args):
+        norm_obs: bool = False  # normalise observations, but for images
+        cnn_channels: str = "32,64,64"  # of each convolution
+        cnn_kernels: str = "8,4,3"  # sides of their kernels
+        cnn_strides: str = "4,2,1"  # pixels from one place of a kernel to the next
+        pixel_scale: float = 255.0  # pixels are divided by it; 1: they are from 0 to 1 already
+
     class ImageAgent(script.Agent):
         def __init__(self, envs, args):
-            super().__init__(envs, args)
-            space = envs.unwrapped.single_observation_space  # before it was flattened
-            entries = list(space) if isinstance(space, spaces.Tuple) else [space]
-            entries = list(space.values()) if isinstance(space, spaces.Dict) else entries
-            self.encoder = Encoder(script, entries, args.encoder_size)
+            n = spaces.flatdim(envs.single_observation_space)
+            eyes = Eyes(script, envs.entries, args)
+            more = n - sum(eyes.sizes)  # numbers that other recipes add
+            space = spaces.Box(-1, 1, (eyes.features + more,))
+            seen = SimpleNamespace(
+                single_observation_space=space, single_action_space=envs.single_action_space
+            )
+            super().__init__(seen, args)  # the script's networks, which read features
+            self.encoder.insert(0, eyes)
+            if hasattr(self, "critic_encoder") and len(self.critic_encoder):
+                self.critic_encoder.insert(0, Eyes(script, envs.entries, args))
+            elif script.__name__ in ("trpo", "ppo1_mpi"):
+                self.critic.insert(0, Eyes(script, envs.entries, args))
+            self.obs_stats = script.RunningMeanStd((n,))
+            pixels = [torch.full((size,), len(x) == 3) for size, x in zip(eyes.sizes, eyes.entries)]
+            pixels.append(torch.zeros(more, dtype=torch.bool))
+            self.pixels = nn.Buffer(torch.cat(pixels), persistent=False)
 
+        def normalize(self, obs):
+            return torch.where(self.pixels, obs, super().normalize(obs))
+
+    script.Args = Args
+    script.FIXED = (*script.FIXED, "cnn_channels", "cnn_kernels", "cnn_strides", "pixel_scale")
     script.Agent = ImageAgent
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] not in (["rppo_lstm"], ["rppo_continuous"]):
-        print("error: say rppo_lstm or rppo_continuous, then its flags", file=sys.stderr)
-        sys.exit(2)
-    script = importlib.import_module(sys.argv[1])
-    use(script)
-    old = {"--resume", "--play"} & {flag.split("=")[0] for flag in sys.argv}
-    plain = [] if old or sys.argv[1] == "rppo_lstm" else ["--no-norm-obs"]  # pixels need none
-    sys.argv[:2] = [" ".join(sys.argv[:2]), *plain]
-    script.main()
+    driver.main("images")

@@ -60,8 +60,11 @@ def use(script):
     class Args(script.Args):
         env_id: str = "PocMemory-v0"  # the recipe's, or another
 
+    preset = dict(total_timesteps=61_000)
+    if hasattr(script.Args, "memory"):
+        preset["memory"] = "lstm"
     script.Args = Args
-    script.PRESETS = {**script.PRESETS, ("PocMemory-v0", False): dict(total_timesteps=61_000)}
+    script.PRESETS = {**script.PRESETS, ("PocMemory-v0", False): preset}
 
 
 if __name__ == "__main__":
