@@ -1,0 +1,130 @@
+"""Recipes, one or several, on a script: the driver.
+
+    python docs/recipes/use.py rppo_lstm images,schedules --env-id my_module:MyEnv-v0
+    python docs/recipes/use.py --play runs/RUN  # or --resume: a run knows its script and recipes
+    mpiexec -n 2 python docs/recipes/use.py ppo1_mpi callbacks --stop-at-return 475
+    torchrun --nproc-per-node 2 docs/recipes/use.py rppo_gru_atari schedules --env-id ALE/Pong-v5
+
+A recipe is a module in this folder, whose `use(script)` replaces names in a script: a subclass of
+its Agent, its Run or its Args, another make_envs. Each builds on what the script has at that
+moment, so that they add up; a flag of a recipe is a field of its Args, which --help shows and
+agent.pt keeps. `python docs/recipes/images.py rppo_lstm ...` is short for one recipe. The run's
+name and agent.pt say which recipes made it: rppo_lstm+images+schedules.
+"""
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import torch
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+sys.path += [str(HERE), str(ROOT)]
+SCRIPTS = "rppo_lstm", "rppo_continuous", "rppo_gru_atari", "trpo", "ppo1_mpi"
+# In the order in which they are applied: environments, networks, weights, runs.
+RECIPES = (
+    "poc_memory", "minigrid_memory", "memory_gym", "ppo1_mujoco", "ppo1_atari", "image_frames",
+    "images", "previous_action", "frame_stack", "long_memory", "feedforward", "networks",
+    "stacked_lstm", "sde", "warm_start", "imitation", "schedules", "callbacks", "keep_best",
+)  # fmt: skip
+
+
+class Wrapper(gym.vector.VectorWrapper):
+    """Around what make_envs returns; has whatever that has, such as return_queue."""
+
+    def __getattr__(self, name):
+        if name == "env":  # not there yet
+            raise AttributeError(name)
+        return getattr(self.env, name)
+
+    def observe(self, size: int) -> None:
+        """Observations are vectors of that many numbers."""
+        space = gym.spaces.Box(-float("inf"), float("inf"), (size,))
+        self.single_observation_space = space
+        self.observation_space = gym.vector.utils.batch_space(space, self.num_envs)
+
+
+def add(script, *names: str) -> None:
+    """Applies recipes, but for those that the script already has."""
+    known = script.__dict__.setdefault("recipes", [])
+    for name in names:
+        if name not in known:
+            known.append(name)
+            importlib.import_module(name).use(script)
+
+
+def apply(script, names: list[str]):
+    """Applies recipes and writes their names into SCRIPT; returns the script."""
+    for name in names:
+        script.check(name in RECIPES, f"no recipe {name!r}; there are {', '.join(RECIPES)}")
+    names = sorted(set(names), key=RECIPES.index)
+    add(script, *names)
+    script.SCRIPT = "+".join([script.SCRIPT, *names])
+    return script
+
+
+def made_by(run_dir) -> list[str]:
+    """The script and the recipes of a run."""
+    try:
+        file = Path(run_dir, "agent.pt")
+        return torch.load(file, map_location="cpu", weights_only=True)["script"].split("+")
+    except Exception as error:  # a damaged file can raise anything
+        raise ValueError(f"{run_dir} is not the directory of a run: {error!r:.150}") from error
+
+
+def open_run(run_dir):
+    """A run's script, a copy of its own with its recipes; args, environments, agent, agent.pt."""
+    name, *names = made_by(run_dir)
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"{name}.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    apply(script, names)
+    args = script.Args(**script.load(run_dir)["args"])
+    envs = script.make_envs(args, 1)
+    agent = script.Agent(envs, args).eval()
+    return script, args, envs, agent, script.load(run_dir, agent)
+
+
+def flag(name: str) -> str | None:
+    """What the command line says after --name, or after --name=."""
+    for word, following in zip(sys.argv, [*sys.argv[1:], None]):
+        if word == f"--{name}":
+            return following
+        if word.startswith(f"--{name}="):
+            return word.partition("=")[2]
+    return None
+
+
+def main(recipe: str = "", default: str = "rppo_lstm") -> None:
+    """Runs the script and the recipes that the command line names; all flags are the script's."""
+    name = default if recipe else ""
+    names = [recipe] if recipe else []
+    if sys.argv[1:] and not sys.argv[1].startswith("-"):
+        name = sys.argv.pop(1)
+        if not recipe and sys.argv[1:] and not sys.argv[1].startswith("-"):
+            names = sys.argv.pop(1).split(",")
+    try:
+        if old_run := flag("resume") or flag("play"):
+            name, *more = made_by(old_run)
+            names += more
+        if name not in SCRIPTS:
+            raise ValueError(f"first say one of {', '.join(SCRIPTS)}, then recipes, then flags")
+    except ValueError as error:
+        print("error:", error, file=sys.stderr)
+        sys.exit(2)
+    script = importlib.import_module(name)
+    parse_args = script.parse_args
+
+    def with_recipes():  # here, so that the script's main reports what a recipe refuses
+        apply(script, names)
+        return parse_args()
+
+    script.parse_args = with_recipes
+    script.main()
+
+
+if __name__ == "__main__":
+    main()
