@@ -125,7 +125,7 @@ class ResetGRU(nn.Module):
     x gets two more features. The first is 1, and its weights are the input's biases. The second is
     0; its weights are constant, 1 to the gates r and z, 0 to the candidate n. On a final step the
     second is -1e4 and all others are 0, so that the biases are gone, too. Then, exactly in
-    floating point, and with no gradient (GRU: Cho et al. 2014, arXiv:1406.1078):
+    floating point, and with no gradient (GRU: Cho et al. 2014, arXiv:1406.1078; c: biases of h):
 
         r = z = sigmoid(U h + c - 1e4) = 0,  n = tanh(r (U h + c)) = 0,  h' = (1 - z) n + z h = 0
 
@@ -439,7 +439,7 @@ def train(args: Args) -> Agent:
             advantage = s_advantage[:, batch][batch_valid]
             return_ = s_return[:, batch][batch_valid]
 
-            count, mean, std = moments(advantage.double())  # of all processes, as all below
+            count, mean, std = moments(advantage.double())  # of all processes
             if count == 0:
                 continue
             advantage = (advantage - mean) / (std + 1e-8)
@@ -448,7 +448,7 @@ def train(args: Args) -> Agent:
             entropy = entropy.mean()
             means = torch.stack([policy_loss, value_loss, entropy, kl]).detach()
             share = len(logprob) / count  # of this process in the means over all steps
-            if share == 0:  # a mean of none is NaN
+            if len(logprob) == 0:  # a mean of none is NaN
                 means = torch.zeros_like(means)
             means = all_sum(share * means)
             losses.append(means)
@@ -496,9 +496,8 @@ def check_shapes(shape: tuple[int, ...], **arrays) -> None:
 def check_inputs(agent: Agent, obs, state, final):
     """The inputs of predict, completed; ValueError for other shapes."""
     obs = np.asarray(obs)
-    C = agent.args.frame_stack
-    if obs.shape[1:] != (C, 84, 84) or obs.dtype != np.uint8:
-        raise ValueError(f"obs must be uint8 (N, {C}, 84, 84): obs[None] is that of one game")
+    if obs.shape[1:] != (agent.args.frame_stack, 84, 84) or obs.dtype != np.uint8:
+        raise ValueError("obs must be uint8 (N, C, 84, 84): obs[None] is that of one game")
     zeros = agent.initial_state(len(obs))
     state = zeros if state is None else state
     final = np.zeros(len(obs), bool) if final is None else final
@@ -510,8 +509,6 @@ def check_inputs(agent: Agent, obs, state, final):
 def check_args(args: Args) -> None:
     """Raises ArgumentError for the first flag that cannot work. Sets seq_len to L, if it is 0."""
     check_flags(args)
-    started = {"RANK", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys() and RANK < WORLD_SIZE
-    check(WORLD_SIZE == 1 or started, f"WORLD_SIZE is {WORLD_SIZE}: start with torchrun")
     args.seq_len = 1 if args.ablate_memory else args.seq_len or args.num_steps
     fits = args.num_steps % args.seq_len == 0
     check(fits, f"--seq-len {args.seq_len}: must divide --num-steps {args.num_steps}")
@@ -519,31 +516,31 @@ def check_args(args: Args) -> None:
     S = args.num_envs // WORLD_SIZE * args.num_steps // args.seq_len
     check(S % args.num_minibatches == 0, f"--num-minibatches: must divide the {S} sequences")
     check(not args.cuda or LOCAL_RANK < torch.cuda.device_count(), "--cuda: torch finds no GPU")
-    if args.amp and not args.cuda and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        warnings.warn("--amp: this CPU has no bfloat16, and is faster without")
+    mkldnn = torch.backends.mkldnn.is_available()
+    has_bfloat16 = args.cuda or (mkldnn and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if args.amp and not has_bfloat16:
+        warnings.warn("--amp: this CPU has no bfloat16, and computes faster without")
 
 
 def check_flags(args: Args) -> None:
     """Raises ArgumentError for the first flag of a wrong type or range. Makes 3e5 an int."""
     ranges = {
-        "seed": (0, 10**9), "seq_len": (0, 10**9), "eval_episodes": (0, 10**9), "gamma": (0, 1),
-        "torch_threads": (0, 10**9), "gae_lambda": (0, 1), "target_kl": (0, np.inf),
-        "log_std_init": (-20, 20), "sde_sample_freq": (-1, 10**9), "sticky_actions": (0, 1),
+        "seed": (0, 10**9), "eval_episodes": (0, 10**9), "torch_threads": (0, 10**9),
+        "gamma": (0, 1), "gae_lambda": (0, 1), "log_std_init": (-20, 20), "sticky_actions": (0, 1),
     }  # fmt: skip
     for field in fields(args):
-        value = getattr(args, field.name)
-        kind = field.type if field.type in (bool, int, float) else str
-        if kind in (int, float):
-            low, high = ranges.get(field.name, (1 if kind is int else 0, 10**12))
-            what = f"must be from {low} to {high}"
+        value, default = getattr(args, field.name), getattr(Args, field.name)
+        flag = f"--{field.name.replace('_', '-')} {value}"
+        if field.type in (int, float):
+            usual = min(default, 1 if field.type is int else 0), max(default, 10**12)
+            low, high = ranges.get(field.name, usual)
             fits = isinstance(value, (int, float, np.number)) and low <= value <= high
-            fits = fits and (kind is float or value % 1 == 0)
-        else:
-            what = f"must be of type {kind.__name__}"
-            fits = isinstance(value, (bool, np.bool_) if kind is bool else (str, Path))
-            fits = fits or (value is None and field.default is None)
-        check(fits, f"--{field.name.replace('_', '-')} {value}: {what}")
-        setattr(args, field.name, None if value is None else kind(value))
+            check(fits and field.type(value) == value, f"{flag}: must be from {low} to {high}")
+            setattr(args, field.name, field.type(value))
+        elif value is not None or default is not None:
+            kinds = (bool, np.bool_) if field.type is bool else (str, Path)
+            check(isinstance(value, kinds), f"{flag}: must be of type {kinds[0].__name__}")
+            setattr(args, field.name, kinds[0](value))
 
 
 def seed_everything(seed: int) -> None:
@@ -586,7 +583,8 @@ def make_envs(args: Args, num_envs: int, render_mode: str | None = None, max_fra
             envs = make(vectorization_mode="sync", render_mode=render_mode, frameskip=1,
                         wrappers=[AtariPreprocessing, FireReset, stack])  # fmt: skip
     except (gym.error.Error, ImportError) as error:
-        raise ArgumentError(f'{args.env_id}: {error} (pip install ".[atari]")') from error
+        hint = 'packages: pip install ".[atari]"'
+        raise ArgumentError(f"--env-id {args.env_id}: {error} ({hint})") from error
     envs = wrappers.TransformReward(envs, partial(finite, "rewards"))
     return wrappers.RecordEpisodeStatistics(envs, stats_key="statistics")
 
@@ -602,8 +600,7 @@ class Run:
         self.args = args
         self.agent = agent
         self.optimizer = optimizer
-        self.returns = envs.return_queue  # of the last 100 episodes
-        self.lengths = envs.length_queue
+        self.returns, self.lengths = envs.return_queue, envs.length_queue  # of 100 episodes
         self.step, seconds = 0, 0.0
         name = args.run_name or f"{args.env_id}__{SCRIPT}__{args.seed}__{time.time():.6f}"
         name = name.replace("/", "-").replace(":", "-")
@@ -756,7 +753,6 @@ def play(args: Args) -> None:
     check_flags(args)
     mode = {"human": "human", "video": "rgb_array", "none": None}[args.render]
     check(WORLD_SIZE == 1, "--play: start one process")
-    make_envs(args, 1).close()  # checks env_id
     if mode == "human" and sys.platform == "linux":
         display = "DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ
         check(display, "--play: there is no display; try --render video, or none")
@@ -772,15 +768,14 @@ def play(args: Args) -> None:
 
 def parse_args() -> Args:
     """Flags over defaults: those of the run to resume or play, if any."""
-    cli = partial(tyro.cli, console_outputs=RANK == 0)
-    early, _ = cli(Args, return_unknown_args=True, add_help=False)
+    started = {"RANK", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys() and RANK < WORLD_SIZE
+    check(WORLD_SIZE == 1 or started, f"WORLD_SIZE is {WORLD_SIZE}: start with torchrun")
+    cli = partial(tyro.cli, Args, console_outputs=RANK == 0)
+    early, _ = cli(return_unknown_args=True, add_help=False)
     run_dir = early.play or early.resume
-    if run_dir:
-        defaults = load(run_dir)["args"]
-    else:
-        defaults = {}
+    defaults = vars(Args(**load(run_dir)["args"])) if run_dir else {}
     about = "\n\n".join((__doc__ or "").split("\n\n")[:2])  # python -OO has no docstring
-    args = cli(Args, default=Args(**defaults), description=about)
+    args = cli(default=Args(**defaults), description=about)
     if run_dir:
         for name in FIXED:
             same = getattr(args, name) == defaults[name]
