@@ -492,10 +492,9 @@ def check_inputs(agent: Agent, obs, state, final):
     if getattr(obs, "shape", ())[1:] != agent.obs_stats.mean.shape:
         raise ValueError(f"obs must be (N, {len(agent.obs_stats.mean)}): obs[None] is that of one"
                          " environment, gymnasium.spaces.flatten that of a Dict")  # fmt: skip
-    zeros = agent.initial_state(len(obs))
-    state = zeros if state is None else state
+    state = agent.initial_state(len(obs)) if state is None else state
     final = np.zeros(len(obs), bool) if final is None else final
-    check_shapes(zeros.shape, state=state)
+    check_shapes(agent.initial_state(len(obs)).shape, state=state)
     check_shapes(obs.shape[:1], final=final)
     return np.float32(obs), state, final
 
@@ -673,15 +672,14 @@ class Run:
         self.save()
         self.bar.close()
         self.writer.close()
-        seconds = self.logged - self.began
-        timed = self.timed[1:] or [(self.step, seconds)]  # of a run of one iteration: that
+        timed = self.timed[1:] or [(self.step, self.logged - self.began)]  # of one iteration: that
         sps = sum(steps for steps, _ in timed) / sum(time for _, time in timed)
         evaluation = []
         if self.args.eval_episodes > 0:
             envs = make_envs(self.args, self.args.eval_episodes)
             evaluation = evaluate(self.agent, envs, self.args.seed, self.args.deterministic)
         result = {
-            "global_step": self.step, "seconds": seconds, "sps": sps,
+            "global_step": self.step, "seconds": self.logged - self.began, "sps": sps,
             "returns": [float(x) for x in self.returns], "evaluation": evaluation,
         }  # fmt: skip
         (self.dir / "result.json").write_text(json.dumps(result))
@@ -732,18 +730,20 @@ def evaluate(agent: Agent, envs, seed: int, deterministic: bool = True) -> list[
 def play(args: Args) -> None:
     """Plays episodes in a window, into videos, or without a picture, and prints their returns."""
     check_flags(args)
+    seed_everything(args.seed)
     mode = {"human": "human", "video": "rgb_array", "none": None}[args.render]
     if mode == "human" and sys.platform == "linux":
         display = "DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ
         check(display, "--play: there is no display; try --render video, or none")
-    for episode in range(args.eval_episodes):
-        envs = make_envs(args, 1, mode)
+    together = 1 if mode else max(1, args.eval_episodes)  # episodes played side by side
+    for episode in range(0, args.eval_episodes, together):
+        envs = make_envs(args, together, mode)
         agent = Agent(envs, args)
         load(args.play, agent)
         if args.render == "video":
             envs = wrappers.RecordVideo(envs, f"{args.play}/videos", name_prefix=f"{episode}")
-        [episodic_return] = evaluate(agent, envs, args.seed + episode, args.deterministic)
-        print(f"return {episodic_return:.5g}")
+        for episodic_return in evaluate(agent, envs, args.seed + episode, args.deterministic):
+            print(f"return {episodic_return:.5g}")
 
 
 def parse_args() -> Args:
@@ -751,7 +751,7 @@ def parse_args() -> Args:
     early, _ = tyro.cli(Args, return_unknown_args=True, add_help=False)
     run_dir = early.play or early.resume
     if run_dir:
-        defaults = load(run_dir)["args"]
+        defaults = vars(Args(**load(run_dir)["args"]))
     else:
         defaults = PRESETS.get((early.env_id, early.mask_velocity), {})
     about = "\n\n".join((__doc__ or "").split("\n\n")[:2])  # python -OO has no docstring

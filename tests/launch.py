@@ -18,7 +18,7 @@ SERVER.set_forkserver_preload(["gymnasium", "torch._dynamo", "torch.utils.tensor
 
 def shown(stderr: str) -> list[str]:
     """The lines of standard error, without the progress bars."""
-    text = re.sub(r"[^\n\r]*(?:step|it)/s[^\]\n]*\]", "", stderr).replace("\r", "\n")
+    text = re.sub(r"[^\n\r]*(?:step|episode)/s[^\]\n]*\]", "", stderr).replace("\r", "\n")
     return [line.rstrip() for line in text.splitlines() if line.strip()]
 
 

@@ -35,9 +35,9 @@ CASES = {  # what FAULT does in the environment of index 2, and what is said of 
     "step": "RuntimeError: the simulator\nexploded in step",
     "assert": 'assert self.fault != "assert"',
     "exit": "EOFError",
-    "obs": "FloatingPointError: obs[19, 2, 1] is nan",
-    "reward": "FloatingPointError: rewards[18, 2] is nan",
-    "infinite": "FloatingPointError: rewards[18, 2] is -inf",
+    "obs": "FloatingPointError: obs[2, 1] is nan",
+    "reward": "FloatingPointError: rewards[2] is nan",
+    "infinite": "FloatingPointError: rewards[2] is -inf",
 }
 
 
@@ -45,7 +45,7 @@ CASES = {  # what FAULT does in the environment of index 2, and what is said of 
 @pytest.mark.parametrize("fault", CASES)
 @pytest.mark.parametrize("script", RUNS)
 def test_environments_that_fail(script, fault, mode, tmp_path, start_script):
-    """The user's own traceback, how to go on, exit code 1, within 20 seconds; then it goes on."""
+    """The user's own traceback, how to continue, exit code 1, within 20 seconds; then it does."""
     if fault == "exit" and not mode:
         pytest.skip("it would be the training's own process")
     flags = [*toy(script, "Faulty").split(), "--run-name", "a", *mode.split()]
@@ -250,7 +250,7 @@ def test_of_two_runs_with_one_name_one_wins(script, count, tmp_path, start_scrip
         codes = [process.wait().returncode for process in pair]
         assert sorted(codes) == [0, 2], [process.stderr for process in pair]
         [line] = pair[codes.index(2)].lines
-        assert line.startswith("error: ") and line.endswith("--resume goes on with a run")
+        assert line.startswith("error: ") and line.endswith("--resume continues a run")
         assert f"runs/pair{number}'" in line
         winner = read(tmp_path / f"runs/pair{number}")
         assert_same(winner["agent"], alone[codes.index(0)]["agent"])
