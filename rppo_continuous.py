@@ -65,7 +65,7 @@ class Args:
     total_timesteps: int = 500_000  # environment steps to train for
     seed: int = 1  # the same seed gives the same run
     cuda: bool = False  # train on the GPU
-    torch_threads: int = 1  # CPU threads; more for large networks
+    torch_threads: int = 1  # CPU threads; 0: torch's choice
 
     num_envs: int = 8  # parallel environments (N)
     num_steps: int = 128  # time steps of a rollout (T)
@@ -85,7 +85,7 @@ class Args:
     use_sde: bool = False  # gSDE: the noise in an action is a matrix times the LSTM's output
     sde_sample_freq: int = -1  # steps between new noise matrices; -1: one for each rollout
 
-    learning_rate: float = 1e-3  # Adam's, at the start
+    learning_rate: float = 1e-3  # Adam's, at first
     anneal_lr: bool = True  # the learning rate falls linearly to 0
     clip_coef: float = 0.2  # epsilon of the surrogate
     ent_coef: float = 0.0  # weight of the entropy bonus
@@ -285,10 +285,9 @@ def check_inputs(agent: Agent, obs, state, final):
     if getattr(obs, "shape", ())[1:] != agent.obs_stats.mean.shape:
         raise ValueError(f"obs must be (N, {len(agent.obs_stats.mean)}): obs[None] is that of one"
                          " environment, gymnasium.spaces.flatten that of a Dict")  # fmt: skip
-    zeros = agent.initial_state(len(obs))
-    state = zeros if state is None else state
+    state = agent.initial_state(len(obs)) if state is None else state
     final = np.zeros(len(obs), bool) if final is None else final
-    check_shapes(zeros.shape, state=state)
+    check_shapes(agent.initial_state(len(obs)).shape, state=state)
     check_shapes(obs.shape[:1], final=final)
     return np.float32(obs), state, final
 
@@ -396,7 +395,7 @@ def minibatches(S: int, args: Args):
 def train(args: Args) -> Agent:
     """Play T steps in N environments, estimate advantages, improve the agent; repeat."""
     check_args(args)
-    torch.set_num_threads(args.torch_threads)
+    torch.set_num_threads(args.torch_threads or torch.get_num_threads())
     seed_everything(args.seed)
     T, N = args.num_steps, args.num_envs
     L = args.seq_len
@@ -519,7 +518,8 @@ def check_shapes(shape: tuple[int, ...], **arrays) -> None:
 
 def check_args(args: Args) -> None:
     """Raises ArgumentError for the first flag that cannot work. Sets seq_len to L, if it is 0."""
-    check_flags(args, gamma=(0, 1), gae_lambda=(0, 1), log_std_init=(-20, 20))
+    check_flags(args)
+    check(args.sde_sample_freq != 0, "--sde-sample-freq 0: must be -1, or from 1")
     args.seq_len = 1 if args.ablate_memory else args.seq_len or args.num_steps
     fits = args.num_steps % args.seq_len == 0
     check(fits, f"--seq-len {args.seq_len}: must divide --num-steps {args.num_steps}")
@@ -528,21 +528,25 @@ def check_args(args: Args) -> None:
     check(not args.cuda or torch.cuda.is_available(), "--cuda: torch finds no GPU")
 
 
-def check_flags(args: Args, **ranges) -> None:
-    """Raises ArgumentError for a number out of its range. Makes 3e5 an int, and a Path a str."""
-    may_be_0 = "seed", "seq_len", "eval_episodes"
+def check_flags(args: Args) -> None:
+    """Raises ArgumentError for the first flag of a wrong type or range. Makes 3e5 an int."""
+    ranges = {
+        "seed": (0, 10**9), "eval_episodes": (0, 10**9), "torch_threads": (0, 10**9),
+        "gamma": (0, 1), "gae_lambda": (0, 1), "log_std_init": (-20, 20), "sticky_actions": (0, 1),
+    }  # fmt: skip
     for field in fields(args):
-        value = getattr(args, field.name)
-        if field.type in (bool, int, float):
-            least = 1 if field.type is int and field.name not in may_be_0 else 0
-            low, high = ranges.get(field.name, (least, 10**12))
-            number = isinstance(value, (int, float, np.number, np.bool_))
-            fits = number and (low <= value <= high or value == field.default)
-            flag = "--" + field.name.replace("_", "-")
-            check(fits, f"{flag} {value!r}: must be a number from {low} to {high}")
+        value, default = getattr(args, field.name), getattr(Args, field.name)
+        flag = f"--{field.name.replace('_', '-')} {value}"
+        if field.type in (int, float):
+            usual = min(default, 1 if field.type is int else 0), max(default, 10**12)
+            low, high = ranges.get(field.name, usual)
+            fits = isinstance(value, (int, float, np.number)) and low <= value <= high
+            check(fits and field.type(value) == value, f"{flag}: must be from {low} to {high}")
             setattr(args, field.name, field.type(value))
-        elif value is not None:
-            setattr(args, field.name, str(value))
+        elif value is not None or default is not None:
+            kinds = (bool, np.bool_) if field.type is bool else (str, Path)
+            check(isinstance(value, kinds), f"{flag}: must be of type {kinds[0].__name__}")
+            setattr(args, field.name, kinds[0](value))
 
 
 def seed_everything(seed: int) -> None:
@@ -604,8 +608,7 @@ class Run:
         self.args = args
         self.agent = agent
         self.optimizer = optimizer
-        self.returns = envs.return_queue  # of the last 100 episodes
-        self.lengths = envs.length_queue
+        self.returns, self.lengths = envs.return_queue, envs.length_queue  # of 100 episodes
         self.step, seconds = 0, 0.0
         space = envs.unwrapped.single_observation_space
         if "uint8" in str(space) and spaces.flatdim(space) > 1000:
@@ -687,15 +690,14 @@ class Run:
         self.save()
         self.bar.close()
         self.writer.close()
-        seconds = self.logged - self.began
-        timed = self.timed[1:] or [(self.step, seconds)]  # of a run of one iteration: that
+        timed = self.timed[1:] or [(self.step, self.logged - self.began)]  # of one iteration: that
         sps = sum(steps for steps, _ in timed) / sum(time for _, time in timed)
         evaluation = []
         if self.args.eval_episodes > 0:
             envs = make_envs(self.args, self.args.eval_episodes)
             evaluation = evaluate(self.agent, envs, self.args.seed, self.args.deterministic)
         result = {
-            "global_step": self.step, "seconds": seconds, "sps": sps,
+            "global_step": self.step, "seconds": self.logged - self.began, "sps": sps,
             "returns": [float(x) for x in self.returns], "evaluation": evaluation,
         }  # fmt: skip
         (self.dir / "result.json").write_text(json.dumps(result))
@@ -715,7 +717,7 @@ def load(run_dir, agent: Agent | None = None) -> dict:
             check(opened.testzip() is None, "it is damaged")
         saved = torch.load(file, map_location="cpu", weights_only=True)
         check(saved["script"] == SCRIPT, f"{saved['script']} wrote it, not {SCRIPT}")
-        Args(**saved["args"])  # an error for flags that this script does not have
+        check_flags(Args(**saved["args"]))
         if agent is not None:
             agent.load_state_dict(saved["agent"])
     except Exception as error:  # a damaged file can raise anything
@@ -745,22 +747,21 @@ def evaluate(agent: Agent, envs, seed: int, deterministic: bool = True) -> list[
 
 def play(args: Args) -> None:
     """Plays episodes in a window, into videos, or without a picture, and prints their returns."""
-    check(args.seed >= 0, f"--seed {args.seed}: must be from 0")
+    check_flags(args)
+    seed_everything(args.seed)
     mode = {"human": "human", "video": "rgb_array", "none": None}[args.render]
-    make_envs(args, 1).close()  # checks env_id
-    modes = [None, *gym.make(args.env_id).metadata.get("render_modes", [])]
-    check(mode in modes, f"--render {args.render}: {args.env_id} renders {modes[1:]}")
     if mode == "human" and sys.platform == "linux":
         display = "DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ
         check(display, "--play: there is no display; try --render video, or none")
-    for episode in range(args.eval_episodes):
-        envs = make_envs(args, 1, mode)
+    together = 1 if mode else max(1, args.eval_episodes)  # episodes played side by side
+    for episode in range(0, args.eval_episodes, together):
+        envs = make_envs(args, together, mode)
         agent = Agent(envs, args)
         load(args.play, agent)
         if args.render == "video":
             envs = wrappers.RecordVideo(envs, f"{args.play}/videos", name_prefix=f"{episode}")
-        [episodic_return] = evaluate(agent, envs, args.seed + episode, args.deterministic)
-        print(f"return {episodic_return:.5g}")
+        for episodic_return in evaluate(agent, envs, args.seed + episode, args.deterministic):
+            print(f"return {episodic_return:.5g}")
 
 
 def parse_args() -> Args:
@@ -768,7 +769,7 @@ def parse_args() -> Args:
     early, _ = tyro.cli(Args, return_unknown_args=True, add_help=False)
     run_dir = early.play or early.resume
     if run_dir:
-        defaults = load(run_dir)["args"]
+        defaults = vars(Args(**load(run_dir)["args"]))
     else:
         defaults = PRESETS.get((early.env_id, early.mask_velocity), {})
     about = "\n\n".join((__doc__ or "").split("\n\n")[:2])  # python -OO has no docstring
