@@ -22,9 +22,8 @@ that step final:
 A final step counts in no loss: its action did nothing. But its value, computed with the state
 that the agent has there, stands for the rewards that a time limit cut off.
 
-Letters in shapes: T time steps, N environments; B sequences of L steps; M steps that count; n
-numbers in an observation, F features, H hidden units (the encoder's, without memory); K components
-of an action, A choices of each; P parameters of the policy.
+Shapes: T time steps, N environments; B sequences of L steps; M steps that count; n numbers in an
+observation, F features, H hidden units; K components of an action, A choices of each; P parameters.
 """
 
 import json
@@ -64,7 +63,7 @@ class Args:
     total_timesteps: int = 1_000_000  # environment steps to train for
     seed: int = 1  # the same seed gives the same run
     cuda: bool = False  # train on the GPU
-    torch_threads: int = 1  # CPU threads; more for large networks
+    torch_threads: int = 1  # CPU threads; 0: torch's choice
 
     num_envs: int = 1  # parallel environments (N)
     num_steps: int = 2048  # time steps of a rollout (T), one sequence for each environment
@@ -98,8 +97,8 @@ class Args:
     render: Literal["human", "video", "none"] = "human"  # --play: a window, RUN/videos, or returns
 
 
-ZOO: dict = dict(num_envs=2, num_steps=1024, cg_max_steps=25, n_critic_updates=20)  # rl-zoo3's
-PRESETS: dict[tuple, dict] = {  # better defaults for a task: (env_id, mask_velocity)
+ZOO = dict(num_envs=2, num_steps=1024, cg_max_steps=25, n_critic_updates=20)  # rl-zoo3's
+PRESETS: dict = {  # better defaults for a task: (env_id, mask_velocity)
     ("CartPole-v1", True): dict(memory="lstm", total_timesteps=100_000, num_envs=8, num_steps=256,
         n_critic_updates=20, batch_size=256, cg_damping=0.01),
     ("Pendulum-v1", False): dict(num_envs=2, num_steps=1024, gamma=0.9, n_critic_updates=15),
@@ -112,10 +111,12 @@ PRESETS: dict[tuple, dict] = {  # better defaults for a task: (env_id, mask_velo
     ("Hopper-v5", False): dict(ZOO, target_kl=0.03, cg_damping=0.3),
     ("Walker2d-v5", False): dict(ZOO, target_kl=0.06, cg_damping=0.6),
 }  # fmt: skip
-# The agent's shape and what it sees: --resume and --play cannot change them
-FIXED = "env_id", "mask_velocity", "encoder_size", "hidden_size", "memory", "norm_obs"
-# What is logged; of an update of the policy, but for value_loss
-LOSSES = "kl", "improvement", "expected_improvement", "step_fraction", "entropy", "value_loss"
+FIXED = (  # the agent's shape and what it sees: --resume and --play cannot change them
+    "env_id", "mask_velocity", "encoder_size", "hidden_size", "memory", "norm_obs",
+)  # fmt: skip
+LOSSES = (  # what is logged, of the policy's step and of the critic's passes
+    "kl", "improvement", "expected_improvement", "step_fraction", "entropy", "value_loss",
+)  # fmt: skip
 # What --mask-velocity hides of an observation
 VELOCITIES = {"CartPole": [1, 3], "MountainCar": [1], "Pendulum": [2], "LunarLander": [2, 3, 5]}
 
@@ -203,10 +204,6 @@ class Agent(nn.Module):
         self.return_stats = RunningMeanStd(())
         self.obs_stats = RunningMeanStd((inputs,))
 
-    def policy_parameters(self) -> list[nn.Parameter]:
-        """What TRPO's step moves: all but the critic's."""
-        return [p for name, p in self.named_parameters() if not name.startswith("critic")]
-
     def initial_state(self, num_envs: int) -> Tensor:
         return self.actor.weight.new_zeros(2, num_envs, self.args.hidden_size)
 
@@ -226,17 +223,16 @@ class Agent(nn.Module):
         """h (..., H), legal choices (..., K, A) -> the distribution of actions (..., K)."""
         if self.box:
             normal = Normal(self.actor(h), self.log_std.exp(), validate_args=False)
-            return Independent(normal, 1, validate_args=False)
+            return Independent(normal, 1)
         categorical = Categorical(logits=self.log_probs(h, legal), validate_args=False)
-        return Independent(categorical, 1, validate_args=False)
+        return Independent(categorical, 1)
 
     def act(self, h: Tensor, legal: Tensor) -> Tensor:
-        """h (N, H), legal choices (N, K, A) -> actions (N, K) of `policy`, not clipped yet. Noise
-        comes from the CPU's generator, whose state agent.pt holds."""
-        if self.box:
-            noise = torch.randn(len(h), len(self.log_std)).to(h.device)
-            return self.actor(h) + noise * self.log_std.exp()
-        return sample(self.log_probs(h, legal))
+        """h (N, H), legal choices (N, K, A) -> actions (N, K) of `policy`, not clipped yet."""
+        if not self.box:
+            return sample(self.log_probs(h, legal))
+        noise = torch.randn(len(h), len(self.log_std))  # agent.pt holds the CPU's generator
+        return self.actor(h) + noise.to(h.device) * self.log_std.exp()
 
     def step(self, obs: Tensor, state: Tensor):
         """obs (N, n), state -> h (N, H) for policy and critic, next state."""
@@ -307,7 +303,7 @@ def legal_choices(exists, info: dict, final):
     if "action_mask" in info:
         sent = info.get("_action_mask", np.ones(len(final), bool))  # (N,): who sent a mask
         for i in np.flatnonzero(sent & ~final):
-            mask = np.hstack(info["action_mask"][i])  # all components'
+            mask = np.hstack(info["action_mask"][i])
             check_shapes(legal[i, exists].shape, action_mask=mask)
             legal[i, exists] = mask
         if not legal.any(-1).all():
@@ -373,23 +369,17 @@ def compute_gae(rewards, values, terminated, done, gamma: float, lam: float) -> 
     return advantages
 
 
-def surrogate(new: Independent, old: Independent, actions: Tensor, advantages: Tensor) -> Tensor:
+def surrogate(new: Independent, old: Independent, actions: Tensor, advantage: Tensor) -> Tensor:
     """The mean of pi(a|s) / pi_old(a|s) A over M steps (Schulman et al. 2015, eq. 14)."""
     check_shapes((*new.batch_shape, *new.event_shape), actions=actions)
     logprob = new.log_prob(actions)
     old_logprob = old.log_prob(actions)
-    check_shapes(logprob.shape, old_logprob=old_logprob, advantages=advantages)
+    check_shapes(logprob.shape, old_logprob=old_logprob, advantage=advantage)
     ratio = (logprob - old_logprob).exp()
-    return (ratio * advantages).mean()
+    return (ratio * advantage).mean()
 
 
-def mean_kl(old: Independent, new: Independent) -> Tensor:
-    """The mean KL divergence over M steps; that of an action is the sum over its components."""
-    check_shapes(old.batch_shape, new=new.entropy())
-    return kl_divergence(old, new).mean()
-
-
-def flat_gradient(y: Tensor, parameters: list[nn.Parameter], **options) -> Tensor:
+def flat_gradient(y: Tensor, parameters, **options) -> Tensor:
     """dy / d parameters as one vector (P,)."""
     return torch.cat([g.flatten() for g in torch.autograd.grad(y, parameters, **options)])
 
@@ -402,8 +392,7 @@ def fisher_vector_product(kl_gradient: Tensor, parameters, damping: float, v: Te
 
 
 def fisher_vector_difference(policy, old, parameters, damping: float, v: Tensor) -> Tensor:
-    """The same for an LSTM, whose fused call has no second derivative: a central difference of the
-    gradient of the mean KL from old to policy(), along v."""
+    """The same by a central difference: an LSTM's fused call has no second derivative."""
     theta = nn.utils.parameters_to_vector(parameters).detach()
     check_shapes(theta.shape, v=v)
     # The formula errs by about distance^2, rounding by eps / distance: the sum is least near this.
@@ -411,14 +400,13 @@ def fisher_vector_difference(policy, old, parameters, damping: float, v: Tensor)
     gradients = []
     for point in (theta + distance * v, theta - distance * v):
         nn.utils.vector_to_parameters(point, parameters)
-        gradients.append(flat_gradient(mean_kl(old, policy()), parameters))
+        gradients.append(flat_gradient(kl_divergence(old, policy()).mean(), parameters))
     nn.utils.vector_to_parameters(theta, parameters)
     return (gradients[0] - gradients[1]) / (2 * distance) + damping * v
 
 
 def conjugate_gradient(product, b: Tensor, max_steps: int) -> Tensor:
-    """x with A x = b, where product(v) is A v, until |b - A x|^2 < 1e-10 (Nocedal & Wright 2006,
-    algorithm 5.2), or until A shows a curvature that is not positive and finite."""
+    """x with A x = b, where product(v) is A v (Nocedal & Wright 2006, algorithm 5.2)."""
     x = torch.zeros_like(b)
     r = b  # b - A x
     p = b  # search direction
@@ -436,39 +424,37 @@ def conjugate_gradient(product, b: Tensor, max_steps: int) -> Tensor:
 
 
 @torch.no_grad()
-def line_search(agent: Agent, args: Args, old, rollout, actions, advantages, step: Tensor):
-    """Moves the policy by the first of the fractions 1, factor, factor^2, ... of step (P,) that
+def line_search(policy, old, parameters, args: Args, actions, advantage, step: Tensor):
+    """Moves the parameters by the first of the fractions 1, factor, factor^2, ... of step (P,) that
     improves the surrogate at a mean KL below its target, if any -> KL, improvement, fraction."""
-    parameters = agent.policy_parameters()
     theta = nn.utils.parameters_to_vector(parameters)
+    check_shapes(theta.shape, step=step)
     for i in range(args.line_search_max_iter):
         fraction = args.line_search_shrinking_factor**i
         nn.utils.vector_to_parameters(theta + fraction * step, parameters)
-        new = agent(*rollout)
-        kl = mean_kl(old, new).item()
-        improvement = (surrogate(new, old, actions, advantages) - advantages.mean()).item()
+        new = policy()
+        kl = kl_divergence(old, new).mean().item()
+        improvement = (surrogate(new, old, actions, advantage) - advantage.mean()).item()
         if kl < args.target_kl and 0 < improvement < np.inf:  # comparisons with NaN are false
             return kl, improvement, fraction
     nn.utils.vector_to_parameters(theta, parameters)
     return 0.0, 0.0, 0.0
 
 
-def trpo_step(agent: Agent, args: Args, rollout, actions: Tensor, advantages: Tensor):
-    """The policy's step (Schulman et al. 2015, appendix C). rollout is what Agent.forward takes;
-    actions (M, K), advantages (M,) -> the numbers that LOSSES names, but for value_loss."""
-    parameters = agent.policy_parameters()
+def trpo_step(agent: Agent, args: Args, rollout, actions: Tensor, advantage: Tensor):
+    """Moves all but the critic (Schulman et al. 2015, appendix C). rollout is what Agent.forward
+    takes; actions (M, K), advantage (M,) -> the numbers that LOSSES names, but for value_loss."""
+    parameters = [p for name, p in agent.named_parameters() if not name.startswith("critic")]
     policy = partial(agent, *rollout)  # in all M steps
     fisher_policy = partial(policy, every=args.sub_sampling_factor)  # in those that estimate F
     with torch.no_grad():
         old = policy()
         old_fisher = fisher_policy()
-
-    # g: the gradient of the surrogate at the old policy
-    gradient = flat_gradient(surrogate(policy(), old, actions, advantages), parameters)
-
-    # d = F^-1 g, by products F v alone: the best direction where the KL is the distance
+    # 1. g: the gradient of the surrogate at the old policy
+    gradient = flat_gradient(surrogate(policy(), old, actions, advantage), parameters)
+    # 2. d = F^-1 g, by products F v alone: the direction that gains most for its KL
     if args.memory == "none":
-        kl = mean_kl(old_fisher, fisher_policy())
+        kl = kl_divergence(old_fisher, fisher_policy()).mean()
         kl_gradient = flat_gradient(kl, parameters, create_graph=True)
         product = partial(fisher_vector_product, kl_gradient, parameters, args.cg_damping)
     else:
@@ -476,14 +462,12 @@ def trpo_step(agent: Agent, args: Args, rollout, actions: Tensor, advantages: Te
             fisher_vector_difference, fisher_policy, old_fisher, parameters, args.cg_damping
         )
     direction = conjugate_gradient(product, gradient, args.cg_max_steps)
-
-    # The longest step along d in the trust region: step' F step / 2 = target_kl
+    # 3. The longest step along d in the trust region: step' F step / 2 = target_kl
     curvature = direction @ product(direction)
     scale = (2 * args.target_kl / curvature).sqrt() if curvature > 0 else 0.0
     step = scale * direction
-
-    # That was a quadratic model. The true KL and surrogate decide how much of the step is taken.
-    kl, improvement, fraction = line_search(agent, args, old, rollout, actions, advantages, step)
+    # 4. That was a quadratic model. The true KL and surrogate decide how much of it is taken.
+    kl, improvement, fraction = line_search(policy, old, parameters, args, actions, advantage, step)
     expected = fraction * (gradient @ step).item()
     return kl, improvement, expected, fraction, old.entropy().mean().item()
 
@@ -505,7 +489,7 @@ def fit_critic(critic: nn.Module, args: Args, optimizer, inputs: Tensor, returns
 def train(args: Args) -> Agent:
     """Play T steps in N environments, estimate advantages, improve the agent; repeat."""
     check_args(args)
-    torch.set_num_threads(args.torch_threads)
+    torch.set_num_threads(args.torch_threads or torch.get_num_threads())
     seed_everything(args.seed)
     T, N = args.num_steps, args.num_envs
     device = torch.device("cuda" if args.cuda else "cpu")
@@ -609,37 +593,41 @@ def check_inputs(agent: Agent, obs, state, final):
     if getattr(obs, "shape", ())[1:] != agent.obs_stats.mean.shape:
         raise ValueError(f"obs must be (N, {len(agent.obs_stats.mean)}): obs[None] is that of one"
                          " environment, gymnasium.spaces.flatten that of a Dict")  # fmt: skip
-    zeros = agent.initial_state(len(obs))
-    state = zeros if state is None else state
+    state = agent.initial_state(len(obs)) if state is None else state
     final = np.zeros(len(obs), bool) if final is None else final
-    check_shapes(zeros.shape, state=state)
+    check_shapes(agent.initial_state(len(obs)).shape, state=state)
     check_shapes(obs.shape[:1], final=final)
     return np.float32(obs), state, final
 
 
 def check_args(args: Args) -> None:
     """Raises ArgumentError for the first flag that cannot work."""
-    check_flags(args, gamma=(0, 1), gae_lambda=(0, 1), log_std_init=(-20, 20),
-                line_search_shrinking_factor=(0, 1))  # fmt: skip
+    check_flags(args)
     check(args.memory in ("none", "lstm"), f"--memory {args.memory}: must be none or lstm")
+    factor = args.line_search_shrinking_factor
+    check(factor <= 1, f"--line-search-shrinking-factor {factor}: must be from 0 to 1")
     check(not args.cuda or torch.cuda.is_available(), "--cuda: torch finds no GPU")
 
 
-def check_flags(args: Args, **ranges) -> None:
-    """Raises ArgumentError for a number out of its range. Makes 3e5 an int, and a Path a str."""
-    may_be_0 = "seed", "seq_len", "eval_episodes"
+def check_flags(args: Args) -> None:
+    """Raises ArgumentError for the first flag of a wrong type or range. Makes 3e5 an int."""
+    ranges = {
+        "seed": (0, 10**9), "eval_episodes": (0, 10**9), "torch_threads": (0, 10**9),
+        "gamma": (0, 1), "gae_lambda": (0, 1), "log_std_init": (-20, 20), "sticky_actions": (0, 1),
+    }  # fmt: skip
     for field in fields(args):
-        value = getattr(args, field.name)
-        if field.type in (bool, int, float):
-            least = 1 if field.type is int and field.name not in may_be_0 else 0
-            low, high = ranges.get(field.name, (least, 10**12))
-            number = isinstance(value, (int, float, np.number, np.bool_))
-            fits = number and (low <= value <= high or value == field.default)
-            flag = "--" + field.name.replace("_", "-")
-            check(fits, f"{flag} {value!r}: must be a number from {low} to {high}")
+        value, default = getattr(args, field.name), getattr(Args, field.name)
+        flag = f"--{field.name.replace('_', '-')} {value}"
+        if field.type in (int, float):
+            usual = min(default, 1 if field.type is int else 0), max(default, 10**12)
+            low, high = ranges.get(field.name, usual)
+            fits = isinstance(value, (int, float, np.number)) and low <= value <= high
+            check(fits and field.type(value) == value, f"{flag}: must be from {low} to {high}")
             setattr(args, field.name, field.type(value))
-        elif value is not None:
-            setattr(args, field.name, str(value))
+        elif value is not None or default is not None:
+            kinds = (bool, np.bool_) if field.type is bool else (str, Path)
+            check(isinstance(value, kinds), f"{flag}: must be of type {kinds[0].__name__}")
+            setattr(args, field.name, kinds[0](value))
 
 
 def seed_everything(seed: int) -> None:
@@ -701,8 +689,7 @@ class Run:
         self.args = args
         self.agent = agent
         self.optimizer = optimizer
-        self.returns = envs.return_queue  # of the last 100 episodes
-        self.lengths = envs.length_queue
+        self.returns, self.lengths = envs.return_queue, envs.length_queue  # of 100 episodes
         self.step, seconds = 0, 0.0
         space = envs.unwrapped.single_observation_space
         if "uint8" in str(space) and spaces.flatdim(space) > 1000:
@@ -784,15 +771,14 @@ class Run:
         self.save()
         self.bar.close()
         self.writer.close()
-        seconds = self.logged - self.began
-        timed = self.timed[1:] or [(self.step, seconds)]  # of a run of one iteration: that
+        timed = self.timed[1:] or [(self.step, self.logged - self.began)]  # of one iteration: that
         sps = sum(steps for steps, _ in timed) / sum(time for _, time in timed)
         evaluation = []
         if self.args.eval_episodes > 0:
             envs = make_envs(self.args, self.args.eval_episodes)
             evaluation = evaluate(self.agent, envs, self.args.seed, self.args.deterministic)
         result = {
-            "global_step": self.step, "seconds": seconds, "sps": sps,
+            "global_step": self.step, "seconds": self.logged - self.began, "sps": sps,
             "returns": [float(x) for x in self.returns], "evaluation": evaluation,
         }  # fmt: skip
         (self.dir / "result.json").write_text(json.dumps(result))
@@ -812,7 +798,7 @@ def load(run_dir, agent: Agent | None = None) -> dict:
             check(opened.testzip() is None, "it is damaged")
         saved = torch.load(file, map_location="cpu", weights_only=True)
         check(saved["script"] == SCRIPT, f"{saved['script']} wrote it, not {SCRIPT}")
-        Args(**saved["args"])  # an error for flags that this script does not have
+        check_flags(Args(**saved["args"]))
         if agent is not None:
             agent.load_state_dict(saved["agent"])
     except Exception as error:  # a damaged file can raise anything
@@ -842,22 +828,21 @@ def evaluate(agent: Agent, envs, seed: int, deterministic: bool = True) -> list[
 
 def play(args: Args) -> None:
     """Plays episodes in a window, into videos, or without a picture, and prints their returns."""
-    check(args.seed >= 0, f"--seed {args.seed}: must be from 0")
+    check_flags(args)
+    seed_everything(args.seed)
     mode = {"human": "human", "video": "rgb_array", "none": None}[args.render]
-    make_envs(args, 1).close()  # checks env_id
-    modes = [None, *gym.make(args.env_id).metadata.get("render_modes", [])]
-    check(mode in modes, f"--render {args.render}: {args.env_id} renders {modes[1:]}")
     if mode == "human" and sys.platform == "linux":
         display = "DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ
         check(display, "--play: there is no display; try --render video, or none")
-    for episode in range(args.eval_episodes):
-        envs = make_envs(args, 1, mode)
+    together = 1 if mode else max(1, args.eval_episodes)  # episodes played side by side
+    for episode in range(0, args.eval_episodes, together):
+        envs = make_envs(args, together, mode)
         agent = Agent(envs, args)
         load(args.play, agent)
         if args.render == "video":
             envs = wrappers.RecordVideo(envs, f"{args.play}/videos", name_prefix=f"{episode}")
-        [episodic_return] = evaluate(agent, envs, args.seed + episode, args.deterministic)
-        print(f"return {episodic_return:.5g}")
+        for episodic_return in evaluate(agent, envs, args.seed + episode, args.deterministic):
+            print(f"return {episodic_return:.5g}")
 
 
 def parse_args() -> Args:
@@ -865,7 +850,7 @@ def parse_args() -> Args:
     early, _ = tyro.cli(Args, return_unknown_args=True, add_help=False)
     run_dir = early.play or early.resume
     if run_dir:
-        defaults = load(run_dir)["args"]
+        defaults = vars(Args(**load(run_dir)["args"]))
     else:
         defaults = PRESETS.get((early.env_id, early.mask_velocity), {})
     about = "\n\n".join((__doc__ or "").split("\n\n")[:2])  # python -OO has no docstring
