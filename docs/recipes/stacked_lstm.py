@@ -1,74 +1,98 @@
-"""Two recurrent layers, each with the fused reset: LSTMs, GRUs, or one of each.
+"""Several recurrent layers, LSTMs or GRUs, each with the fused reset; or another kind of one.
 
-    python docs/recipes/stacked_lstm.py --env-id CartPole-v1 --mask-velocity  # and other flags
+    python docs/recipes/stacked_lstm.py --env-id CartPole-v1 --mask-velocity
+    python docs/recipes/stacked_lstm.py rppo_continuous --recurrent-layers gru,gru
+    python docs/recipes/stacked_lstm.py rppo_gru_atari --recurrent-layers lstm
 
-LAYERS says which. The state, (rows, N, H), is that of each layer in turn: h and c of an LSTM, h of
-a GRU. Actor and critic read the last layer's h. A replay is the loop over both layers to 1e-12 in
-float64, whatever ends in it.
+The layers' states lie side by side in the first row of the script's state, the last layer's h at
+the end, which actor and critic read. A separate critic has as many layers of its own.
 """
 
-import sys
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch
 import torch.nn as nn
-
-sys.path.append(str(Path(__file__).parent / "../.."))
-import rppo_lstm
+import use as driver
 from rppo_gru_atari import ResetGRU
 from rppo_lstm import ResetLSTM
 
-LAYERS: tuple = ResetLSTM, ResetLSTM  # ResetGRU, say, in the place of one
-
 
 class Stack(nn.Module):
-    """In the place of ResetLSTM; a layer is any module with its step and forward."""
+    """In the place of a memory; its state is (rows, N, W), with c and h of an LSTM, h of a GRU."""
 
-    def __init__(self, input_size, hidden_size):
+    def __init__(self, layers):
         super().__init__()
-        sizes = [input_size] + [hidden_size] * (len(LAYERS) - 1)
-        self.layers = nn.ModuleList(layer(size, hidden_size) for layer, size in zip(LAYERS, sizes))
-        self.rows = [1 if layer is ResetGRU else 2 for layer in LAYERS]
+        self.layers = nn.ModuleList(layers)
+        self.rows = [2 if isinstance(layer.cell, nn.LSTMCell) else 1 for layer in layers]
+
+    @property
+    def cell(self):
+        return self.layers[0].cell
+
+    def unpack(self, state):
+        """state (rows, N, W) -> each layer's own: (2, N, H) of an LSTM, (1, N, H) of a GRU."""
+        H = self.cell.hidden_size
+        parts = state[0].split([rows * H for rows in self.rows], -1)
+        return [part.unflatten(-1, (-1, H)).movedim(-2, 0).flip(0) for part in parts]
 
     def step(self, x, state):
-        """One step: x (N, F), state (rows, N, H) -> the next state."""
-        states = []
-        for layer, before in zip(self.layers, state.split(self.rows)):
-            states.append(layer.step(x, before))
-            x = states[-1][0]
-        return torch.cat(states)
+        """One step: x (N, F), state (rows, N, W) -> the next state."""
+        parts = []
+        for layer, before in zip(self.layers, self.unpack(state)):
+            after = layer.step(x, before)
+            x = after[0]
+            parts.append(after.flip(0).movedim(0, -2).flatten(-2))
+        return torch.cat([torch.cat(parts, -1).unsqueeze(0), state[1:]])
 
     def forward(self, x, state, final):
-        """Sequences: x (L, B, F), the state before them (rows, B, H), final (L, B) -> h."""
-        for layer, before in zip(self.layers, state.split(self.rows)):
+        """Sequences: x (L, B, F), the state before them (rows, B, W), final (L, B) -> h."""
+        for layer, before in zip(self.layers, self.unpack(state)):
             x = layer(x, before, final)
         return x
 
 
-class StackedAgent(rppo_lstm.Agent):
-    def __init__(self, envs, args):
-        rppo_lstm.check(not args.separate_critic, "--separate-critic: not with these layers")
-        super().__init__(envs, args)
+def use(script):
+    script.check("feedforward" not in script.recipes, "stacked_lstm: not without a memory")
+    memory = driver.memory_name(script)
+    kinds = {"lstm": ResetLSTM, "gru": ResetGRU, memory[5:].lower(): getattr(script, memory)}
 
-    def initial_state(self, num_envs):
-        rows = sum(self.lstm.rows)
-        return self.actor.weight.new_zeros(rows, num_envs, self.args.hidden_size)
+    @dataclass
+    class Args(script.Args):
+        recurrent_layers: str = "lstm,lstm"  # each lstm or gru, from the first to the last
 
-    def step(self, obs, legal, state):
-        state = self.lstm.step(self.encoder(obs), state)
-        h = state[-self.lstm.rows[-1]]  # the last layer's
-        logp, value = self.log_probs(h, legal), self.critic(h).squeeze(-1)
-        return logp, value, torch.zeros_like(state) if self.args.ablate_memory else state
+    class StackedAgent(script.Agent):
+        def __init__(self, envs, args):
+            names = args.recurrent_layers.split(",")
+            script.check({*names} <= {*kinds}, "--recurrent-layers: lstm and gru, with commas")
+            lstm = getattr(args, "memory", "lstm") == "lstm"
+            script.check(lstm, "stacked_lstm: say --memory lstm")
 
-    def evaluate_actions(self, obs, legal, state, final, actions):
-        h = self.lstm(self.encoder(obs), state, final)
-        logp = self.log_probs(h, legal)
-        logprob = logp.gather(-1, actions.unsqueeze(-1)).sum((-2, -1))
-        entropy = -(logp.exp() * logp).sum((-2, -1))
-        return logprob, entropy, self.critic(h).squeeze(-1)
+            def stack(inputs, H):
+                sizes = [inputs] + [H] * (len(names) - 1)
+                return Stack([kinds[x](size, H) for x, size in zip(names, sizes)])
 
+            setattr(script, memory, stack)
+            self.width = sum(stack(1, 1).rows)  # of the state, in units of H
+            super().__init__(envs, args)
+            heads = [self.actor] if script.__name__ == "trpo" else [self.actor, self.critic]
+            for head in heads:
+                head.register_forward_pre_hook(lambda _, inputs: self.last(inputs[0]))
 
-rppo_lstm.ResetLSTM, rppo_lstm.Agent = Stack, StackedAgent
+        def last(self, h):
+            return h[..., -self.args.hidden_size :]
+
+        def initial_state(self, num_envs):
+            return super().initial_state(num_envs).repeat(1, 1, self.width)
+
+        def step(self, *inputs):
+            *outputs, state = super().step(*inputs)
+            outputs = [self.last(x) if x.dim() == 2 else x for x in outputs]  # h, not a value
+            return *outputs, state
+
+    script.Args = Args
+    script.FIXED = (*script.FIXED, "recurrent_layers")
+    script.Agent = StackedAgent
+
 
 if __name__ == "__main__":
-    rppo_lstm.main()
+    driver.main("stacked_lstm")

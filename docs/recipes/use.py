@@ -28,7 +28,8 @@ SCRIPTS = "rppo_lstm", "rppo_continuous", "rppo_gru_atari", "trpo", "ppo1_mpi"
 RECIPES = (
     "poc_memory", "minigrid_memory", "memory_gym", "ppo1_mujoco", "ppo1_atari", "image_frames",
     "images", "previous_action", "frame_stack", "long_memory", "feedforward", "networks",
-    "stacked_lstm", "sde", "warm_start", "imitation", "schedules", "callbacks", "keep_best",
+    "critics", "stacked_lstm", "sde", "warm_start", "imitation", "schedules", "keep_best",
+    "callbacks",
 )  # fmt: skip
 
 
@@ -45,6 +46,39 @@ class Wrapper(gym.vector.VectorWrapper):
         space = gym.spaces.Box(-float("inf"), float("inf"), (size,))
         self.single_observation_space = space
         self.observation_space = gym.vector.utils.batch_space(space, self.num_envs)
+
+
+def memory_name(script) -> str:
+    """The script's class of memories."""
+    return "ResetGRU" if hasattr(script, "ResetGRU") else "ResetLSTM"
+
+
+def memories(agent) -> list[str]:
+    """The names of an agent's memories; none of a script that has none unless told so."""
+    names = "lstm", "gru", "critic_lstm", "critic_gru"
+    return [name for name in names if hasattr(agent, name)]
+
+
+def is_first(script) -> bool:
+    """Is this the process that writes? The only one, or the first of torchrun's or mpiexec's."""
+    if hasattr(script, "world"):
+        return script.world().rank == 0
+    return getattr(script, "RANK", 0) == 0
+
+
+def of_first(script, x):
+    """The first process's x, in all of them."""
+    if hasattr(script, "world"):
+        return script.world().bcast(x)
+    if hasattr(script, "gather"):
+        return script.gather(x)[0]
+    return x
+
+
+def save(script, run) -> None:
+    """Writes agent.pt; ppo1_mpi needs all ranks for that."""
+    if is_first(script) or hasattr(script, "world"):
+        run.save()
 
 
 def add(script, *names: str) -> None:

@@ -1,0 +1,114 @@
+"""Layers: how many, how wide, before and after the memory; their activation and initialisation.
+
+    python docs/recipes/networks.py --layers-before none --layers-after 64,64     # sb3-contrib's
+    python docs/recipes/networks.py --layers-before none --layers-shared 64 --layers-after 64 \\
+        --activation relu                                   # recurrent-ppo-truncated-bptt's
+    python docs/recipes/networks.py trpo --layers-before 400,300 --no-orthogonal
+
+Numbers are units of layers, with commas; "none" is no layer. Before the memory are the encoder's
+layers; after it those that actor and critic share, and those of each. In trpo and ppo1_mpi, whose
+critic has a network of its own, its layers are --critic-layers-before and --critic-layers-after.
+The recipe critics, which comes along, has flags for what a critic reads.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch.nn as nn
+import use as driver
+
+ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "gelu": nn.GELU, "silu": nn.SiLU}
+DEPTHS = {"rppo_gru_atari": 0, "trpo": 2, "ppo1_mpi": 2}  # layers of a script's encoder; else 1
+
+
+class Head(nn.Sequential):
+    """Layers, and then a script's last one; what a script asks of that one it has, too."""
+
+    def __init__(self, inputs, layers, last):
+        super().__init__(*layers, last)
+        self.in_features = inputs
+        self.out_features = last.out_features
+
+    @property
+    def weight(self):
+        return self[-1].weight
+
+
+def mlp(script, inputs: int, flag: str):
+    """Layers of the sizes that a flag has -> a list of modules, and the size of the last."""
+    layers: list[nn.Module] = []
+    sizes = [] if flag == "none" else flag.split(",")
+    for size in sizes:
+        script.check(size.isdigit(), f"layers {flag!r}: say numbers with commas, or none")
+        layers += [script.linear(inputs, int(size)), nn.Tanh()]
+        inputs = int(size)
+    return layers, inputs
+
+
+def rebuilt(script, old, flag: str):
+    """The same, but in the place of a network's layers; its other parts, such as a CNN, stay."""
+    first = [layer for layer in old if isinstance(layer, nn.Linear)][:1]
+    layers, size = mlp(script, first[0].in_features if first else 512, flag)
+    return [layer for layer in old if not isinstance(layer, (nn.Linear, nn.Tanh))] + layers, size
+
+
+def use(script):
+    @dataclass
+    class Args(script.Args):
+        layers_before: str | None = None  # units of the encoder's layers; None: the script's
+        layers_shared: str = "none"  # of layers after the memory that actor and critic share
+        layers_after: str = "none"  # of each head's layers
+        critic_layers_before: str | None = None  # of the critic's encoder; None: as the other's
+        critic_layers_after: str | None = None  # of the critic's head; None: as the actor's
+        activation: Literal["tanh", "relu", "elu", "gelu", "silu"] = "tanh"  # of all layers
+        orthogonal: bool = True  # weights begin orthogonal; else as torch draws them
+
+    class Network(script.Agent):
+        def __init__(self, envs, args):
+            super().__init__(envs, args)
+            if script.__name__ == "rppo_gru_atari":
+                self.encoder = nn.Sequential(self.encoder)
+            units = [str(getattr(args, "encoder_size", 0))] * DEPTHS.get(script.__name__, 1)
+            before = args.layers_before or ",".join(units) or "none"
+            critic_before = args.critic_layers_before or before
+            critic_after = args.critic_layers_after or args.layers_after
+            self.build(before, critic_before, critic_after)
+            for module in list(self.modules()):
+                for name, layer in list(module.named_children()):
+                    if isinstance(layer, nn.Tanh):
+                        setattr(module, name, ACTIVATIONS[args.activation]())
+                if isinstance(module, (nn.Linear, nn.Conv2d)) and not args.orthogonal:
+                    module.reset_parameters()
+
+        def build(self, before, critic_before, critic_after):
+            encoder, features = rebuilt(script, self.encoder, before)
+            self.encoder = nn.Sequential(*encoder)
+            inputs = dict.fromkeys(driver.memories(self), features)
+            if len(getattr(self, "critic_encoder", ())):
+                encoder, inputs["critic_lstm"] = rebuilt(script, self.critic_encoder, critic_before)
+                self.critic_encoder = nn.Sequential(*encoder)
+            for name, size in inputs.items():
+                memory = getattr(script, driver.memory_name(script))
+                setattr(self, name, memory(size, self.args.hidden_size))
+            h = self.args.hidden_size if inputs else features
+            shared, size = mlp(script, h, self.args.layers_shared)
+            after, last = mlp(script, size, self.args.layers_after)
+            actor = script.linear(last, self.actor.out_features, std=0.01)
+            self.actor = Head(h, [*shared, *after], actor)
+            own = isinstance(self.critic, nn.Sequential) and len(self.critic) > 1
+            if own:  # it reads observations
+                script.check(not shared, "--layers-shared: actor and critic share nothing here")
+                shared, size = rebuilt(script, self.critic, critic_before)
+            after, last = mlp(script, size, critic_after)
+            self.critic = Head(h, [*shared, *after], script.linear(last, 1, std=1.0))
+
+    names = "layers_before", "layers_shared", "layers_after", "critic_layers_before"
+    script.Args = Args
+    script.FIXED = (*script.FIXED, *names, "critic_layers_after", "activation")
+    script.Agent = Network
+    if "feedforward" not in script.recipes:
+        driver.add(script, "critics")
+
+
+if __name__ == "__main__":
+    driver.main("networks")

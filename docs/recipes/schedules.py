@@ -1,0 +1,112 @@
+"""Schedules of the learning rate, the clip range and the entropy bonus.
+
+    python docs/recipes/schedules.py --clip-coef-schedule linear --learning-rate-final 1e-5
+    python docs/recipes/schedules.py --ent-coef-schedule polynomial --schedule-power 2
+    python docs/recipes/schedules.py ppo1_mpi --learning-rate-schedule double_middle_drop
+    python docs/recipes/schedules.py --learning-rate-schedule my_module:warm_up
+
+With p, the progress from 0 to 1, a value is final + (initial - final) factor(p). The initial value
+is the script's flag, such as --clip-coef. factor is one of FACTORS, or a function of yours: it
+takes p and returns a number. Values are set after every iteration; agent.pt keeps initial ones.
+"""
+
+import importlib
+from dataclasses import dataclass
+
+import use as driver
+
+
+def middle_drop(p):
+    return 1 - p if p <= 0.25 else 0.075
+
+
+def double_linear_con(p):
+    return max(1 - 2 * p, 0.125)
+
+
+def double_middle_drop(p):  # it rises at the end: so it is in stable-baselines
+    if p <= 0.25:
+        return 1 - p
+    return 0.075 if p <= 0.75 else 0.125
+
+
+FACTORS = {
+    "constant": lambda p: 1.0,
+    "linear": lambda p: 1 - p,
+    "polynomial": lambda p: 1 - p,  # to the power of --schedule-power
+    "middle_drop": middle_drop,
+    "double_linear_con": double_linear_con,
+    "double_middle_drop": double_middle_drop,
+}
+NAMES = "learning_rate", "clip_coef", "ent_coef"
+
+
+def factor(script, name: str):
+    """The function of a name, or of module:function."""
+    module, colon, function = name.partition(":")
+    if not colon:
+        script.check(name in FACTORS, f"schedule {name!r}: one of {', '.join(FACTORS)}, or m:f")
+        return FACTORS[name]
+    try:
+        return getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise script.ArgumentError(f"schedule {name!r}: {error}") from error
+
+
+def use(script):
+    @dataclass
+    class Args(script.Args):
+        learning_rate_schedule: str | None = None  # linear, ... or module:function; None: as ever
+        clip_coef_schedule: str | None = None  # the same for --clip-coef
+        ent_coef_schedule: str | None = None  # the same for --ent-coef
+        learning_rate_final: float = 0.0  # the value where the factor is 0
+        clip_coef_final: float = 0.0  # the same for --clip-coef
+        ent_coef_final: float = 0.0  # the same for --ent-coef
+        schedule_power: float = 1.0  # of a polynomial
+        schedule_steps: int = 0  # environment steps after which p is 1; 0: all
+
+    class Scheduled(script.Run):
+        def __init__(self, args, *inputs):
+            linear = "linear" if getattr(args, "anneal_lr", False) else "constant"
+            usual = {"learning_rate": linear}  # what the script does itself
+            if hasattr(args, "schedule"):
+                usual = dict.fromkeys(["learning_rate", "clip_coef"], args.schedule)
+                args.schedule = "constant"
+            args.anneal_lr = False
+            self.initial, self.factors = {}, {}
+            for name in NAMES:
+                flag = f"{name}_schedule"
+                kind = getattr(args, flag) or usual.get(name, "constant")
+                if kind != "constant":
+                    script.check(hasattr(args, name), f"--{flag}: {script.__name__} has no {name}")
+                    setattr(args, flag, kind)
+                    self.initial[name] = getattr(args, name)
+                    self.factors[name] = factor(script, kind)
+            super().__init__(args, *inputs)
+            self.schedule()
+
+        def schedule(self):
+            """Sets the values of the next iteration."""
+            p = min(self.step / (self.args.schedule_steps or self.args.total_timesteps), 1)
+            for name, initial in self.initial.items():
+                x = self.factors[name](p)
+                if getattr(self.args, f"{name}_schedule") == "polynomial":
+                    x **= self.args.schedule_power
+                final = getattr(self.args, f"{name}_final")
+                setattr(self.args, name, final + (initial - final) * x)
+
+        def log(self, *inputs):
+            super().log(*inputs)
+            self.schedule()
+
+        def save(self):
+            vars(self.args).update(self.initial)
+            super().save()
+            self.schedule()
+
+    script.Args = Args
+    script.Run = Scheduled
+
+
+if __name__ == "__main__":
+    driver.main("schedules")
