@@ -1,80 +1,137 @@
-"""Evolving hyperparameters: Ray Tune's population based training, over runs of rppo_lstm.py.
+"""Evolution: a population of runs, of which the better have offspring, slightly changed.
 
-    python docs/recipes/evolve.py --env-id CartPole-v1 --mask-velocity  # pip install ".[tune]"
-    python docs/recipes/evolve.py fixed --env-id CartPole-v1 --mask-velocity  # without evolution
+    python docs/recipes/evolve.py rppo_lstm --env-id CartPole-v1 --mask-velocity
+    python docs/recipes/evolve.py trpo networks --members 6 --generations 10 --env-id Pendulum-v1
+    python docs/recipes/evolve.py rppo_lstm --no-evolve --env-id CartPole-v1  # the control
 
-MEMBERS runs, each with its own hyperparameters, train for GENERATIONS of STEPS steps. After each,
-the worst quarter go on with weights and hyperparameters of one of the best, these times 0.8 or 1.2
-(Jaderberg et al. 2017, arXiv:1711.09846). Flags for these, the seed and steps have no effect. On
-several machines that share --runs-dir: `ray start`, then this. Measured: the members' mean after
-60,000 steps is 500, 478, 468 (fixed 437, 287, 218), after 100,000 always 500 (500, 384, 312).
+Every member is a run of its own, of any script and recipes. In each generation all train for
+--steps more; then they are scored by their evaluations. Elitism: the best goes on as it is.
+Tournaments: for each other place --tournament members are drawn, and the best of them has an
+offspring, with one of its flags in MUTATIONS changed. It starts from the parent's weights (the
+recipe warm_start); where its networks are of another size, weights are copied as far as they
+overlap. A run that fails, or is killed, is repeated once, and then counts as the worst. The best
+of all is kept in RUNS_DIR/evolve/best. (Jaderberg et al. 2017; AgileRL.)
 """
 
+import argparse
+import importlib
 import json
+import os
+import random
 import shutil
 import subprocess
 import sys
-import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import use as driver
 
-sys.path.append(str(Path(__file__).parent / "../.."))
-import rppo_lstm
-
-MEMBERS, GENERATIONS, STEPS = 4, 5, 20_000
-DRAWS = {"learning_rate": (1e-4, 1e-2), "clip_coef": (0.05, 0.4), "ent_coef": (1e-4, 1e-1)}
-
-
-def member(config: dict, script: str, flags: list) -> None:
-    """Trains from the last checkpoint, its own or another's. A killed generation begins again."""
-    from ray import tune
-
-    with tempfile.TemporaryDirectory() as folder:
-        run, done = Path(folder, "run"), 0
-        if checkpoint := tune.get_checkpoint():
-            with checkpoint.as_directory() as saved:
-                shutil.copytree(saved, run)
-            done = json.loads((run / "result.json").read_text())["global_step"] // STEPS
-        for generation in range(done + 1, GENERATIONS + 1):
-            begin = [*flags, "--no-anneal-lr", "--runs-dir", folder, "--run-name", "run"]
-            command = [sys.executable, script, *(["--resume", run] if run.exists() else begin)]
-            for name, value in {**config, "total_timesteps": generation * STEPS}.items():
-                command += [f"--{name}", str(value)]
-            subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
-            result = json.loads((run / "result.json").read_text())
-            score = {"score": float(np.mean(result["evaluation"]))}
-            tune.report(score, checkpoint=tune.Checkpoint.from_directory(run))
+# Of a flag that the script has: the range of the first draws, and an offspring's factors
+MUTATIONS = {
+    "learning_rate": (1e-4, 1e-2, (0.8, 1.25)),
+    "clip_coef": (0.05, 0.4, (0.8, 1.25)),
+    "ent_coef": (1e-4, 1e-1, (0.8, 1.25)),
+    "target_kl": (0.003, 0.1, (0.8, 1.25)),  # of trpo
+    "hidden_size": (32, 256, (0.5, 2)),
+    "encoder_size": (32, 128, (0.5, 2)),
+}
 
 
-def main(evolve: bool) -> None:
-    from ray import tune
+def draw(low, high):
+    """Between the two, its logarithm uniform; a power of 2 between integers."""
+    if isinstance(low, int):
+        return 2 ** random.randint(low.bit_length() - 1, high.bit_length() - 1)
+    return float(np.exp(random.uniform(np.log(low), np.log(high))))
 
-    args = rppo_lstm.parse_args()
-    rppo_lstm.check_args(args)
-    rppo_lstm.check(not args.resume and not args.play, "--resume, --play: only of rppo_lstm.py")
-    draws = {name: tune.loguniform(*ends) for name, ends in DRAWS.items()}
-    pbt = tune.schedulers.PopulationBasedTraining("training_iteration", perturbation_interval=1,
-              synch=True, hyperparam_mutations=draws, resample_probability=0)  # fmt: skip
-    folder = Path(args.runs_dir, args.run_name or "evolve").resolve()
-    rppo_lstm.check(not folder.exists(), f"{folder} exists: another --run-name, please")
-    tuner = tune.Tuner(
-        tune.with_parameters(member, script=rppo_lstm.__file__, flags=sys.argv[1:]),
-        param_space={**draws, "seed": tune.randint(0, 10**6)},
-        tune_config=tune.TuneConfig("max", "score", None, pbt if evolve else None, MEMBERS),
-        run_config=tune.RunConfig("ray", str(folder), failure_config=tune.FailureConfig(3)),
-    )
-    best = tuner.fit().get_best_result()
-    shutil.copytree(best.checkpoint.path, folder / "best")
-    print(f"{folder}/best: return {best.metrics['score']:.1f} with {best.config}")
+
+def mutate(genes: dict) -> dict:
+    name = random.choice(list(genes))
+    low, high, factors = MUTATIONS[name]
+    value = min(max(genes[name] * random.choice(factors), low), high)
+    return {**genes, name: type(genes[name])(value)}
+
+
+def score(folder: Path) -> float:
+    file = folder / "result.json"
+    return float(np.mean(json.loads(file.read_text())["evaluation"])) if file.exists() else -np.inf
+
+
+def train(command: list[str], folder: Path, genes: dict, parent: Path | None, seed: int) -> Path:
+    """A generation of one member; returns the folder of its run."""
+    command = [*command, "--runs-dir", str(folder.parent), "--run-name", folder.name]
+    command += ["--seed", str(seed)]
+    for gene, value in genes.items():
+        command += [f"--{gene}", str(value)]
+    if parent:
+        command += ["--init-from", str(parent), "--overlap"]
+    for _ in range(2):
+        shutil.rmtree(folder, ignore_errors=True)
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode == 2:  # a flag that cannot be used: for all members alike
+            raise ValueError(done.stderr.strip().splitlines()[-1].removeprefix("error: "))
+        if done.returncode == 0:
+            break
+    return folder
+
+
+def evolve(options, command: list[str], names: list[str], folder: Path) -> Path:
+    """All generations; returns the folder of the best run."""
+    random.seed(options.seed)
+    genes = [{name: draw(*MUTATIONS[name][:2]) for name in names} for _ in range(options.members)]
+    parents: list[Path | None] = [None] * options.members
+    best = None
+    for generation in range(options.generations):
+        folders = [folder / f"{generation}-{member}" for member in range(options.members)]
+        seeds = [options.seed + member for member in range(options.members)]
+        with ThreadPoolExecutor(options.processes) as pool:
+            list(pool.map(partial(train, command), folders, genes, parents, seeds))
+        scores = [score(run) for run in folders]
+        elite = int(np.argmax(scores))
+        print(f"generation {generation}: {[round(x, 1) for x in scores]}, best {genes[elite]}")
+        if best is None or scores[elite] >= score(best):
+            best = folders[elite]
+        parents = list(folders)  # without evolution everyone goes on as it is
+        if options.evolve:
+            chosen = [elite]
+            for _ in range(options.members - 1):
+                drawn = random.sample(range(options.members), options.tournament)
+                chosen.append(max(drawn, key=scores.__getitem__))
+            parents = [folders[i] for i in chosen]
+            genes = [genes[elite], *(mutate(genes[i]) for i in chosen[1:])]
+        parents = [run if (run / "agent.pt").exists() else None for run in parents]
+    return best
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], allow_abbrev=False)
+    parser.add_argument("words", nargs="+", help="the script, and recipes with commas")
+    parser.add_argument("--evolve", action=argparse.BooleanOptionalAction, default=True)
+    for name, default in {"members": 4, "generations": 5, "steps": 20_000, "tournament": 2}.items():
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="at once")
+    parser.add_argument("--runs-dir", default="runs")
+    parser.add_argument("--seed", type=int, default=1)
+    options, flags = parser.parse_known_args()
+    name, *more = options.words
+    recipes = {"warm_start", *",".join(more).split(",")} - {""}
+    script = driver.apply(importlib.import_module(name), recipes)
+    names = [gene for gene in MUTATIONS if hasattr(script.Args, gene)]
+    constant = ["--no-anneal-lr"] if hasattr(script.Args, "anneal_lr") else []
+    constant += ["--schedule", "constant"] if hasattr(script.Args, "schedule") else []
+    command = [sys.executable, str(driver.HERE / "use.py"), name, ",".join(recipes), *constant]
+    command += [*flags, "--total-timesteps", str(options.steps)]
+    folder = Path(options.runs_dir, "evolve").resolve()
+    script.check(not folder.exists(), f"{folder} exists: another --runs-dir, please")
+    best = evolve(options, command, names, folder)
+    shutil.copytree(best, folder / "best")
+    print(f"{folder}/best: return {score(best):.1f}")
 
 
 if __name__ == "__main__":
-    fixed = sys.argv[1:2] == ["fixed"]
-    del sys.argv[1 : 1 + fixed]
     try:
-        main(not fixed)
-    except (rppo_lstm.ArgumentError, ModuleNotFoundError) as error:
-        hint = '; pip install ".[tune]"' if isinstance(error, ModuleNotFoundError) else ""
-        print(f"error: {error}{hint}", file=sys.stderr)
+        main()
+    except (ValueError, ModuleNotFoundError) as error:
+        print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -1,49 +1,48 @@
 """A trained agent for any runtime: one step as an ONNX graph, the state in and out.
 
-    python docs/recipes/export_onnx.py runs/RUN agent.onnx   # needs: pip install ".[onnx]"
+    python docs/recipes/export_onnx.py runs/RUN agent.onnx  # needs: pip install ".[onnx]"
 
-RUN is of rppo_lstm.py or rppo_gru_atari.py. Inputs: obs, (1, n) of float32 or a game's (1, C, 84,
-84) of uint8; legal (1, K, A) of bool, not for games, true everywhere without action masks; state,
-(2, 1, H) of an LSTM, (1, 1, H) of a GRU, twice as many rows with a separate critic, zeros where an
-episode starts. Outputs: the most probable choices (1, K), and the state for the next step. Tested:
-each of 1,000 actions in onnxruntime is the agent's own, the states fed back, and the states are
-equal to 1e-5.
+RUN is a run of any script, with its recipes. Inputs: obs, (1, n) of float32 or a game's (1, C, 84,
+84) of uint8; legal (1, K, A) of bool, which choices an action has, true everywhere without action
+masks (not for games, nor for rppo_continuous); state, zeros where an episode starts, of the shape
+of agent.initial_state(1). Outputs: the most probable choices, or real-valued actions within their
+bounds, (1, K), and the state for the next step.
 """
 
 import sys
-from pathlib import Path
 
+import numpy as np
 import torch
-
-sys.path.append(str(Path(__file__).parent / "../.."))
-import rppo_gru_atari
-import rppo_lstm
+import use as driver
+from gymnasium import spaces
 
 
 class Step(torch.nn.Module):
     def __init__(self, agent):
         super().__init__()
         self.agent = agent
+        space = agent.action_space
+        self.box = isinstance(space, spaces.Box)
+        if self.box:
+            self.low = torch.from_numpy(np.float32(space.low.ravel()))
+            self.high = torch.from_numpy(np.float32(space.high.ravel()))
 
     def forward(self, *inputs):
-        logp, _, next_state = self.agent.step(*inputs)
-        return logp.argmax(-1), next_state
+        if not hasattr(self.agent, "act"):
+            logp, _, next_state = self.agent.step(*inputs)
+            return logp.argmax(-1), next_state
+        h, *_, next_state = self.agent.step(inputs[0], inputs[-1])
+        if self.box:
+            return self.agent.actor(h).clamp(self.low, self.high), next_state
+        return self.agent.log_probs(h, inputs[1]).argmax(-1), next_state
 
 
-def main(run_dir: str, file: str) -> None:
-    try:
-        script, saved = rppo_lstm, rppo_lstm.load(run_dir)
-    except rppo_lstm.ArgumentError as error:
-        if "rppo_gru_atari.py wrote it" not in str(error):
-            raise
-        script, saved = rppo_gru_atari, rppo_gru_atari.load(run_dir)
-    args = script.Args(**saved["args"])
-    envs = script.make_envs(args, 1)
-    agent = script.Agent(envs, args).eval()
-    script.load(run_dir, agent)
-    inputs = {"obs": torch.from_numpy(envs.single_observation_space.sample()[None])}
-    if script is rppo_lstm:
-        inputs["obs"] = inputs["obs"].float()
+def export(run_dir: str, file: str) -> None:
+    script, args, envs, agent, _ = driver.open_run(run_dir)
+    script.check(not getattr(args, "squash_output", False), "--squash-output: not exported")
+    obs = torch.from_numpy(envs.single_observation_space.sample()[None])
+    inputs = {"obs": obs if obs.dtype == torch.uint8 else obs.float()}
+    if hasattr(agent, "exists"):
         inputs["legal"] = torch.from_numpy(agent.exists)[None]
     inputs["state"] = agent.initial_state(1)
     names = {"input_names": [*inputs], "output_names": ["choices", "next_state"]}
@@ -52,9 +51,10 @@ def main(run_dir: str, file: str) -> None:
 
 if __name__ == "__main__":
     try:
-        rppo_lstm.check(len(sys.argv) == 3, "say: export_onnx.py runs/RUN agent.onnx")
-        main(*sys.argv[1:])
-    except (rppo_lstm.ArgumentError, rppo_gru_atari.ArgumentError, OSError) as error:
+        if len(sys.argv) != 3:
+            raise ValueError("say: export_onnx.py runs/RUN agent.onnx")
+        export(*sys.argv[1:])
+    except (ValueError, OSError) as error:
         print("error:", error, file=sys.stderr)
         sys.exit(2)
     except ModuleNotFoundError as error:

@@ -1,80 +1,122 @@
-"""Imitation: recording an expert's episodes, and behaviour cloning before ppo1_mpi.py trains.
+"""Imitation: recording an expert's episodes, and behaviour cloning before a script trains.
 
-    python docs/recipes/imitation.py record runs/EXPERT expert.npz --eval-episodes 20
-    python docs/recipes/imitation.py expert.npz --env-id CartPole-v1  # and flags of ppo1_mpi.py
+    python docs/recipes/imitation.py record runs/EXPERT expert.npz 20
+    python docs/recipes/imitation.py ppo1_mpi --expert expert.npz --env-id CartPole-v1
+    python docs/recipes/imitation.py rppo_lstm --expert expert.npz --env-id CartPole-v1
 
-EXPERT is a run of ppo1_mpi.py. The file has obs (M, n), actions, rewards, episode_starts (M, ...),
-episode_returns. Cloning: 10 passes over 70 % of the steps; 25,000 steps later 500, once 498.
+EXPERT is a run of any script, with its recipes; 20 is the number of episodes. The file has obs
+(M, n), actions, rewards, episode_starts (M, ...), episode_returns. Cloning maximises the density of
+the expert's actions; for real numbers their standard deviation stays, so that it is least squares.
+A memory learns from whole episodes, other agents from single steps; 30 % of either are held back.
 """
 
 import sys
-from pathlib import Path
-from zipfile import BadZipFile
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-
-sys.path.append(str(Path(__file__).parent / "../.."))
-import ppo1_mpi
+import use as driver
 
 
-def record(file: str, args) -> None:
-    envs, rows, returns = ppo1_mpi.make_envs(args, 1), [], []
-    agent = ppo1_mpi.Agent(envs, args)
-    ppo1_mpi.load(args.play, agent)
-    for episode in range(args.eval_episodes):
+def record(run_dir: str, file: str, episodes: int) -> None:
+    script, args, envs, agent, _ = driver.open_run(run_dir)
+    columns: dict[str, list] = {"obs": [], "actions": [], "rewards": [], "episode_starts": []}
+    returns = []
+    for episode in range(episodes):
         obs, info = envs.reset(seed=args.seed + episode)
-        state, done = None, False
+        state = None
+        done = False
         while not done:
-            before, start = obs[0].copy(), state is None
+            columns["obs"].append(obs[0].copy())
+            columns["episode_starts"].append(state is None)
             action, state = agent.predict(obs, info, state)
             obs, reward, terminated, truncated, info = envs.step(action)
-            rows.append((before, action[0], reward[0], start))
+            columns["actions"].append(action[0])
+            columns["rewards"].append(reward[0])
             done = terminated[0] or truncated[0]
-        returns.append(info["episode"]["r"][0])
-    columns = zip(("obs", "actions", "rewards", "episode_starts"), zip(*rows))
-    np.savez_compressed(file, **dict(columns), episode_returns=returns)
+        returns.append(info["statistics"]["r"][0])
+    np.savez_compressed(file, **columns, episode_returns=returns)
     print(f"{file}: {len(returns)} episodes, return {np.mean(returns):.1f}")
 
 
-def clone(agent, file: str) -> None:
-    arrays, first = np.load(file), getattr(agent.action_space, "start", 0)
-    obs, actions = (torch.from_numpy(arrays[name]) for name in ("obs", "actions"))
-    agent.obs_sums += torch.stack([obs.double() ** power for power in range(3)]).sum(1)
-    optimizer = torch.optim.Adam(agent.parameters(), 1e-4)
+def sequences(agent, file: str):
+    """An expert's obs (L, S, n), actions (L, S, K) and final (L, S), which fills up short ones. A
+    sequence is an episode, or a single step (L = 1) where the agent has no memory."""
+    arrays = np.load(file)
+    space = agent.action_space
+    obs = torch.from_numpy(arrays["obs"]).float()
+    actions = torch.from_numpy(arrays["actions"]).reshape(len(obs), -1) - getattr(space, "start", 0)
+    starts = np.flatnonzero(arrays["episode_starts"])
+    if not driver.memories(agent):
+        starts = np.arange(len(obs))
+    lengths = np.diff([*starts, len(obs)]).tolist()
+    padded = [torch.nn.utils.rnn.pad_sequence(x.split(lengths)) for x in (obs, actions)]
+    final = torch.arange(max(lengths))[:, None] >= torch.tensor(lengths)
+    return *padded, final
+
+
+def clone(script, agent, args) -> None:
+    obs, actions, final = sequences(agent, args.expert)
+    if hasattr(agent, "obs_stats"):
+        agent.obs_stats.update(obs[~final])
+    weights = [p for name, p in agent.named_parameters() if name != "log_std"]
+    adam = torch.optim.Adam(weights, args.clone_learning_rate, eps=args.clone_adam_eps)
 
     def loss(rows):
-        h, *_ = agent.step(obs[rows].float(), agent.initial_state(len(rows)))
-        y = actions[rows].reshape(len(rows), -1) - first
-        return ((agent.actor(h) - y) ** 2 if agent.box else -agent.logprob_entropy(h, y)[0]).mean()
+        state = agent.initial_state(len(rows))
+        inputs = [obs[:, rows], state, final[:, rows]]
+        if hasattr(agent, "exists"):
+            shape = *inputs[0].shape[:2], *agent.exists.shape
+            inputs.insert(1, torch.from_numpy(agent.exists).expand(shape))
+        if script.__name__ == "trpo":
+            inputs[0] = agent.normalize(inputs[0])
+            return -agent(*inputs).log_prob(actions[:, rows][~final[:, rows]]).mean()
+        return -agent.evaluate_actions(*inputs, actions[:, rows])[0].mean()
 
-    train, rest = torch.randperm(len(obs)).tensor_split([int(0.7 * len(obs))])
-    for _ in range(10):
-        for rows in train[torch.randperm(len(train))].split(64):
-            optimizer.zero_grad()
+    order = torch.randperm(final.shape[1])
+    train, rest = order.tensor_split([int(0.7 * len(order))])
+    size = 4 if driver.memories(agent) else 64  # episodes, or steps, of a minibatch
+    for epoch in range(1, args.clone_epochs + 1):
+        for rows in train[torch.randperm(len(train))].split(size):
+            adam.zero_grad()
             loss(rows).backward()
-            optimizer.step()
-    print(f"{file}: loss {loss(train):.3f}, of steps held back {loss(rest):.3f}")
+            adam.step()
+        if epoch % args.val_interval == 0 and driver.is_first(script):
+            with torch.no_grad():
+                losses = f"loss {loss(train):.3f}, of what is held back {loss(rest):.3f}"
+            print(f"{args.expert}: epoch {epoch}, {losses}")
 
 
-def use(file: str) -> None:
-    class Clone(ppo1_mpi.Agent):
+def use(script):
+    @dataclass
+    class Args(script.Args):
+        expert: str | None = None  # a file of episodes to imitate before training
+        clone_epochs: int = 10  # passes over them
+        clone_learning_rate: float = 1e-4  # Adam's, for cloning
+        clone_adam_eps: float = 1e-8  # its epsilon
+        val_interval: int = 5  # epochs from one printed loss to the next
+
+    class Clone(script.Agent):
         def __init__(self, envs, args):
             super().__init__(envs, args)
-            ppo1_mpi.check(args.memory == "none", "--memory lstm: clones have no memory")
+            if args.resume or args.play or not args.expert:
+                return
             try:
-                clone(self, file)
-            except (OSError, EOFError, KeyError, ValueError, RuntimeError, BadZipFile) as error:
-                raise ppo1_mpi.ArgumentError(f"{file} cannot be imitated: {error}") from error
+                clone(script, self, args)
+            except Exception as error:  # a damaged file can raise anything
+                text = f"{args.expert} cannot be imitated: {error!r:.150}"
+                raise script.ArgumentError(text) from error
 
-    ppo1_mpi.Agent = Clone
+    script.Args = Args
+    script.Agent = Clone
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["record"] and len(sys.argv) > 3:
-        ppo1_mpi.play = lambda args, file=sys.argv[3]: record(file, args)
-        sys.argv[1:4] = ["--play", sys.argv[2]]
-    elif not sys.argv[1:2] or not sys.argv[1].startswith("-"):  # such as --resume
-        use(" ".join(sys.argv[1:2]))
-        sys.argv[:2] = [" ".join(sys.argv[:2])]  # the command that goes on after Ctrl-C
-    ppo1_mpi.main()
+    if sys.argv[1:2] == ["record"] and len(sys.argv) == 5:
+        try:
+            record(sys.argv[2], sys.argv[3], int(sys.argv[4]))
+        except ValueError as error:
+            print("error:", error, file=sys.stderr)
+            sys.exit(2)
+    else:
+        driver.main("imitation", "ppo1_mpi")

@@ -1,39 +1,44 @@
-"""An agent of sb3-contrib's RecurrentPPO as one of rppo_lstm.py, to be played or trained further.
+"""An agent of sb3-contrib's RecurrentPPO as a run here, to be played or trained further.
 
     python docs/recipes/sb3_weights.py model.zip CartPole-v1 runs/RUN  # pip install ".[peers]"
-    python docs/recipes/sb3_weights.py --play runs/RUN                 # or --resume, with flags
+    python docs/recipes/use.py --play runs/RUN                         # or --resume, with flags
 
-The model is an MlpLstmPolicy with its default layers: an LSTM for the actor, one for the critic, of
-any size, and two tanh layers of one width after each. Actions are discrete; observations are
-vectors that no VecNormalize has changed. The optimiser's state is not taken along. Tested: every
-action of 10 episodes is that of the model.
+The model is an MlpLstmPolicy of any number and size of layers, with each of its three critics and
+with or without gSDE. The run is one of rppo_lstm, or of rppo_continuous, with the recipes that have
+the same layers: networks, and stacked_lstm or sde where it needs them. Observations are vectors
+that no VecNormalize has changed. The optimiser's state is not taken along.
 """
 
+import importlib
 import sys
 from pathlib import Path
 
 import torch
-import torch.nn as nn
-
-sys.path.append(str(Path(__file__).parent / "../.."))
-import rppo_lstm
+import use as driver
+from networks import ACTIVATIONS
 
 
-class Sb3Agent(rppo_lstm.Agent):
-    """LSTMs that read observations, then heads of two tanh layers of args.encoder_size."""
+def flags_of(policy) -> dict:
+    """The flags of the recipes for a policy's layers."""
+    nets = policy.mlp_extractor.policy_net, policy.mlp_extractor.value_net
+    sizes = [[x.out_features for x in net if hasattr(x, "out_features")] for net in nets]
+    after, critic_after = (",".join(map(str, units)) or "none" for units in sizes)
+    critic = "separate" if policy.lstm_critic else "memoryless"
+    if policy.shared_lstm:
+        critic = "detached"
+    [activation] = [name for name, x in ACTIVATIONS.items() if x is policy.activation_fn]
+    return dict(
+        hidden_size=policy.lstm_actor.hidden_size, critic=critic, activation=activation,
+        layers_before="none", layers_after=after, critic_layers_after=critic_after, norm_obs=False,
+    )  # fmt: skip
 
-    def __init__(self, envs, args):
-        super().__init__(envs, args)
-        inputs, E, H = self.encoder[0].in_features, args.encoder_size, args.hidden_size
-        self.encoder = nn.Identity()
-        self.lstm, self.critic_lstm = (rppo_lstm.ResetLSTM(inputs, H) for _ in range(2))
-        self.actor, self.critic = (
-            nn.Sequential(nn.Linear(H, E), nn.Tanh(), nn.Linear(E, E), nn.Tanh(), nn.Linear(E, n))
-            for n in (self.exists.size, 1)
-        )
 
-    def initial_state(self, num_envs):
-        return self.actor[0].weight.new_zeros(4, num_envs, self.args.hidden_size)
+def copy(ours, *theirs) -> None:
+    """Weights, in the order in which both have them."""
+    pairs = zip(ours.parameters(), (p for part in theirs for p in part.parameters()), strict=True)
+    with torch.no_grad():
+        for weight, other in pairs:
+            weight.copy_(other)
 
 
 def convert(file: str, env_id: str, run_dir: str) -> None:
@@ -42,36 +47,43 @@ def convert(file: str, env_id: str, run_dir: str) -> None:
 
     model = RecurrentPPO.load(file, device="cpu")
     policy = model.policy
-    rppo_lstm.check(policy.activation_fn is nn.Tanh, f"{file}: its layers are not of tanh")
-    E, H = policy.mlp_extractor.latent_dim_pi, policy.lstm_actor.hidden_size
+    box = hasattr(model.action_space, "low") and model.action_space.dtype.kind == "f"
+    script = importlib.import_module("rppo_continuous" if box else "rppo_lstm")
+    layers = policy.lstm_actor.num_layers
+    needed = {"networks": True, "stacked_lstm": layers > 1, "sde": policy.use_sde}
+    driver.apply(script, [name for name, needs in needed.items() if needs])
+    flags = flags_of(policy)
+    if layers > 1:
+        flags["recurrent_layers"] = ",".join(["lstm"] * layers)
+    if policy.use_sde:
+        sde = policy.action_dist
+        flags.update(use_sde=True, full_std=sde.full_std, use_expln=sde.use_expln,
+                     squash_output=policy.squash_output, sde_sample_freq=model.sde_sample_freq)  # fmt: skip
     path = Path(run_dir)
-    flags = dict(env_id=env_id, runs_dir=str(path.parent), run_name=path.name, encoder_size=E,
-                 hidden_size=H, separate_critic=True, gamma=model.gamma)  # fmt: skip
-    args = rppo_lstm.Args(gae_lambda=model.gae_lambda, **flags)
-    envs = rppo_lstm.make_envs(args, 1)
-    agent = Sb3Agent(envs, args)
-    parts = {
-        agent.lstm.cell: policy.lstm_actor, agent.critic_lstm.cell: policy.lstm_critic,
-        agent.actor: nn.Sequential(*policy.mlp_extractor.policy_net, policy.action_net),
-        agent.critic: nn.Sequential(*policy.mlp_extractor.value_net, policy.value_net),
-    }  # fmt: skip
-    for ours, theirs in parts.items():
-        weights = {name.removesuffix("_l0"): x for name, x in theirs.state_dict().items()}
-        ours.load_state_dict(weights)
-    run = rppo_lstm.Run(args, envs, agent, torch.optim.Adam(agent.parameters(), eps=1e-5))
+    flags.update(env_id=env_id, runs_dir=str(path.parent), run_name=path.name)
+    args = script.Args(gamma=model.gamma, gae_lambda=model.gae_lambda, **flags)
+    envs = script.make_envs(args, 1)
+    agent = script.Agent(envs, args)
+    copy(agent.lstm, policy.lstm_actor)
+    if policy.lstm_critic:
+        copy(agent.critic_lstm, policy.lstm_critic)
+    elif not policy.shared_lstm:
+        copy(agent.critic_lstm, policy.critic)
+    copy(agent.actor, policy.mlp_extractor.policy_net, policy.action_net)
+    copy(agent.critic, policy.mlp_extractor.value_net, policy.value_net)
+    if box:
+        agent.log_std.data.copy_(policy.log_std)
+    run = script.Run(args, envs, agent, torch.optim.Adam(agent.parameters(), eps=1e-5))
     run.bar.close()
     run.writer.close()
 
 
 if __name__ == "__main__":
-    rppo_lstm.Agent = Sb3Agent
-    if {"--play", "--resume", "--help"} & {flag.split("=")[0] for flag in sys.argv}:
-        rppo_lstm.main()
-    else:
-        try:
-            rppo_lstm.check(len(sys.argv) == 4, "say sb3_weights.py model.zip ENV_ID runs/RUN")
-            convert(*sys.argv[1:])
-        except Exception as error:  # no such file, another kind of model, no sb3-contrib
-            hint = '; pip install ".[peers]"' if isinstance(error, ModuleNotFoundError) else ""
-            print("error:", *str(error).split(), hint, file=sys.stderr)
-            sys.exit(2)
+    try:
+        if len(sys.argv) != 4:
+            raise ValueError("say sb3_weights.py model.zip ENV_ID runs/RUN")
+        convert(*sys.argv[1:])
+    except Exception as error:  # no such file, another kind of model, no sb3-contrib
+        hint = '; pip install ".[peers]"' if isinstance(error, ModuleNotFoundError) else ""
+        print("error:", *str(error).split(), hint, file=sys.stderr)
+        sys.exit(2)

@@ -60,7 +60,9 @@ def use(script):
             space = self.action_space
             script.check(isinstance(space, spaces.Box), f"sde: {space} is no Box of actions")
             squash = args.squash_output
-            script.check(not squash or space.is_bounded(), "--squash-output: actions have no bounds")
+            script.check(
+                not squash or space.is_bounded(), "--squash-output: actions have no bounds"
+            )
             script.to_env = squashed_to_env if squash else plain_to_env
             if args.use_sde:
                 K, features = self.actor.weight.shape

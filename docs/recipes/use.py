@@ -26,7 +26,7 @@ sys.path += [str(HERE), str(ROOT)]
 SCRIPTS = "rppo_lstm", "rppo_continuous", "rppo_gru_atari", "trpo", "ppo1_mpi"
 # In the order in which they are applied: environments, networks, weights, runs.
 RECIPES = (
-    "poc_memory", "minigrid_memory", "memory_gym", "ppo1_mujoco", "ppo1_atari", "image_frames",
+    "poc_memory", "minigrid_memory", "memory_gym_tasks", "ppo1_mujoco", "ppo1_atari", "image_frames",
     "images", "previous_action", "frame_stack", "long_memory", "feedforward", "networks",
     "critics", "stacked_lstm", "sde", "warm_start", "imitation", "schedules", "keep_best",
     "callbacks",
@@ -90,7 +90,7 @@ def add(script, *names: str) -> None:
             importlib.import_module(name).use(script)
 
 
-def apply(script, names: list[str]):
+def apply(script, names):
     """Applies recipes and writes their names into SCRIPT; returns the script."""
     for name in names:
         script.check(name in RECIPES, f"no recipe {name!r}; there are {', '.join(RECIPES)}")
@@ -109,13 +109,17 @@ def made_by(run_dir) -> list[str]:
         raise ValueError(f"{run_dir} is not the directory of a run: {error!r:.150}") from error
 
 
-def open_run(run_dir):
-    """A run's script, a copy of its own with its recipes; args, environments, agent, agent.pt."""
-    name, *names = made_by(run_dir)
+def fresh(name: str, *names: str):
+    """A copy of a script with these recipes, which leaves the script itself as it is."""
     spec = importlib.util.spec_from_file_location(name, ROOT / f"{name}.py")
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
-    apply(script, names)
+    return apply(script, names)
+
+
+def open_run(run_dir):
+    """A run's script, a copy with its recipes; args, environments, agent, contents of agent.pt."""
+    script = fresh(*made_by(run_dir))
     args = script.Args(**script.load(run_dir)["args"])
     envs = script.make_envs(args, 1)
     agent = script.Agent(envs, args).eval()

@@ -1,0 +1,95 @@
+"""Memory Gym: Mortar Mayhem, Mystery Path and Searing Spotlights, tasks of pixels and memory.
+
+    python docs/recipes/memory_gym_tasks.py --env-id MortarMayhem-Grid-v0
+    python docs/recipes/memory_gym_tasks.py --env-id MortarMayhem-Grid-v0 --ablate-memory
+    python docs/recipes/memory_gym_tasks.py --task '{"command_count": [4], "explosion_delay": [2]}'
+
+Pleines et al. 2023. pip install --no-deps memory-gym==1.0.2: what it pins is old, and nothing of it
+has to change. --task has what the environments take as reset(options=...). The recipe images comes
+along, for its CNN. Three things are added: an episode of Mystery Path that reaches its limit of
+steps is truncated, where the environment says terminated; an environment that is closed leaves
+pygame to the others; and sound is off.
+"""
+
+import json
+import os
+from dataclasses import dataclass
+
+import gymnasium as gym
+import use as driver
+
+NAMES = (
+    "MortarMayhem", "MortarMayhem-Grid", "MortarMayhemB", "MortarMayhemB-Grid", "MysteryPath",
+    "MysteryPath-Grid", "SearingSpotlights", "Endless-MortarMayhem", "Endless-MysteryPath",
+    "Endless-SearingSpotlights",
+)  # fmt: skip
+
+
+class Task(gym.Wrapper):
+    def __init__(self, env, options):
+        super().__init__(env)
+        self.options = options
+
+    def reset(self, *, seed=None, options=None):
+        self.steps = 0
+        return self.env.reset(seed=seed, options=options or self.options)
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        self.steps += 1
+        goal = self.env.unwrapped.reset_params.get("reward_goal", 0)
+        limit = getattr(self.env.unwrapped, "max_episode_steps", 0)
+        out_of_time = terminated and self.steps == limit and reward < goal
+        return obs, float(reward), terminated and not out_of_time, truncated or out_of_time, info
+
+    def close(self):
+        """Not the environment's, which ends pygame for all others of this process."""
+
+
+def make(name: str, options: dict, render_mode=None):
+    """The environment; its package registers it."""
+    os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
+    try:
+        env = gym.make(f"memory_gym:{name}", render_mode=render_mode, disable_env_checker=True)
+    except ModuleNotFoundError as error:
+        raise gym.error.DependencyNotInstalled(
+            f"{error}; pip install --no-deps memory-gym==1.0.2"
+        ) from error
+    return Task(env, options)
+
+
+for name in NAMES:
+    gym.register(f"{name}Task-v0", make, kwargs={"name": f"{name}-v0", "options": {}},
+                 disable_env_checker=True)  # fmt: skip
+
+
+def use(script):
+    make_envs = script.make_envs
+
+    @dataclass
+    class Args(script.Args):
+        env_id: str = "MortarMayhem-Grid-v0"  # a task of Memory Gym
+        task: str = "{}"  # its reset parameters, as JSON
+
+    def make_tasks(args, *inputs):
+        name = args.env_id.removesuffix("-v0")
+        script.check(name in NAMES, f"--env-id {args.env_id}: one of {', '.join(NAMES)}, and -v0")
+        try:
+            gym.registry[f"{name}Task-v0"].kwargs["options"] = json.loads(args.task)
+        except ValueError as error:
+            raise script.ArgumentError(f"--task: {error}") from error
+        shown = args.env_id
+        args.env_id = f"{name}Task-v0"
+        try:
+            return make_envs(args, *inputs)
+        finally:
+            args.env_id = shown
+
+    script.Args = Args
+    script.FIXED = (*script.FIXED, "task")
+    script.make_envs = make_tasks
+    driver.add(script, "images")
+
+
+if __name__ == "__main__":
+    driver.main("memory_gym_tasks")
