@@ -83,24 +83,27 @@ def use(script):
         def build(self, before, critic_before, critic_after):
             encoder, features = rebuilt(script, self.encoder, before)
             self.encoder = nn.Sequential(*encoder)
-            inputs = dict.fromkeys(driver.memories(self), features)
-            if len(getattr(self, "critic_encoder", ())):
-                encoder, inputs["critic_lstm"] = rebuilt(script, self.critic_encoder, critic_before)
+            critic_features = features
+            if hasattr(self, "critic_encoder"):
+                encoder, critic_features = rebuilt(script, self.critic_encoder, critic_before)
                 self.critic_encoder = nn.Sequential(*encoder)
-            for name, size in inputs.items():
+            memories = driver.memories(self)
+            for name in memories:
+                size = critic_features if name.startswith("critic") else features
                 memory = getattr(script, driver.memory_name(script))
                 setattr(self, name, memory(size, self.args.hidden_size))
-            h = self.args.hidden_size if inputs else features
+            h = self.args.hidden_size if memories else features
             shared, size = mlp(script, h, self.args.layers_shared)
             after, last = mlp(script, size, self.args.layers_after)
             actor = script.linear(last, self.actor.out_features, std=0.01)
             self.actor = Head(h, [*shared, *after], actor)
-            own = isinstance(self.critic, nn.Sequential) and len(self.critic) > 1
-            if own:  # it reads observations
+            if hasattr(self.args, "memory"):  # trpo, ppo1_mpi
                 script.check(not shared, "--layers-shared: actor and critic share nothing here")
+                size = critic_features if not memories else h
+            if isinstance(self.critic, nn.Sequential):  # trpo's, which reads observations
                 shared, size = rebuilt(script, self.critic, critic_before)
             after, last = mlp(script, size, critic_after)
-            self.critic = Head(h, [*shared, *after], script.linear(last, 1, std=1.0))
+            self.critic = Head(size, [*shared, *after], script.linear(last, 1, std=1.0))
 
     names = "layers_before", "layers_shared", "layers_after", "critic_layers_before"
     script.Args = Args

@@ -72,7 +72,8 @@ def use(script):
             if hasattr(args, "schedule"):
                 usual = dict.fromkeys(["learning_rate", "clip_coef"], args.schedule)
                 args.schedule = "constant"
-            args.anneal_lr = False
+            if hasattr(args, "anneal_lr"):
+                args.anneal_lr = False
             self.initial, self.factors = {}, {}
             for name in NAMES:
                 flag = f"{name}_schedule"

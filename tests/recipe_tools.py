@@ -1,0 +1,107 @@
+"""What the tests of recipes share: a script with recipes as a module of its own, and short runs."""
+
+import json
+import sys
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from conftest import ROOT
+from gymnasium import spaces
+
+FOLDER = ROOT / "docs/recipes"
+sys.path.insert(0, str(FOLDER))
+import use as driver  # noqa: E402
+
+SMALL = {
+    "rppo_lstm": dict(num_envs=4, num_steps=16, num_minibatches=2, hidden_size=8, encoder_size=8),
+    "rppo_gru_atari": dict(
+        num_envs=2, num_steps=4, num_minibatches=1, update_epochs=1, hidden_size=8, torch_threads=1
+    ),
+    "trpo": dict(num_envs=2, num_steps=32, hidden_size=8, encoder_size=8, n_critic_updates=1),
+    "ppo1_mpi": dict(num_steps=32, seq_len=8, num_minibatches=2, hidden_size=8, encoder_size=8),
+}
+SMALL["rppo_continuous"] = SMALL["rppo_lstm"]
+STEPS = {"rppo_gru_atari": 16}
+
+
+def needs(script: str) -> None:
+    """Skips a test without the packages of a script."""
+    pytest.importorskip({"rppo_gru_atari": "ale_py", "ppo1_mpi": "mpi4py"}.get(script, "torch"))
+
+
+def run(script, tmp_path, **flags):
+    """A short run of a script with recipes -> its agent, its directory."""
+    name = script.__name__
+    small = {"total_timesteps": STEPS.get(name, 150), "eval_episodes": 2, **SMALL[name]}
+    if name == "rppo_gru_atari":
+        small["eval_episodes"] = 0
+    small |= {"runs_dir": str(tmp_path), "run_name": f"run{len([*tmp_path.iterdir()])}"}
+    args = script.Args(**{**small, **flags})
+    agent = script.train(args)
+    return agent, tmp_path / args.run_name
+
+
+def reopened(run_dir):
+    """A run from its file alone; its agent plays the episodes that it played after training."""
+    script, args, envs, agent, saved = driver.open_run(run_dir)
+    played = json.loads((run_dir / "result.json").read_text())["evaluation"]
+    if played:
+        envs = script.make_envs(args, len(played))
+        again = script.evaluate(agent, envs, args.seed, args.deterministic)
+        assert again == pytest.approx(played, rel=1e-5)
+    return script, args, agent, saved
+
+
+class Signs(gym.Env):
+    """An image is bright or dark, a number 1 or -1; an action must say both. Episodes have 8 steps,
+    which give up to 1 each."""
+
+    observation_space = spaces.Dict(
+        image=spaces.Box(0, 255, (36, 40, 1), np.uint8), vector=spaces.Box(-1, 1, (1,))
+    )
+    action_space, box = spaces.MultiDiscrete([2, 2]), False
+
+    def observe(self):
+        self.signs = self.np_random.integers(2, size=2)
+        image = self.np_random.integers(0, 128, (36, 40, 1)) + 127 * self.signs[0]
+        return {"image": np.uint8(image), "vector": np.float32(2 * self.signs[1:] - 1)}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.observe(), {}
+
+    def step(self, action):
+        said = (np.clip(action, -1, 1) + 1) / 2 if self.box else action
+        self.steps += 1
+        reward = float(1 - np.abs(said - self.signs).mean())
+        return self.observe(), reward, False, self.steps == 8, {}
+
+
+class BoxSigns(Signs):
+    action_space, box = spaces.Box(-1, 1, (2,)), True
+
+
+class Colours(gym.Env):
+    """A random image, channels last, and a Discrete, in a Tuple; episodes of 5 steps."""
+
+    observation_space = spaces.Tuple(
+        [spaces.Box(0, 255, (40, 48, 3), np.uint8), spaces.Discrete(3)]
+    )
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        self.steps = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        self.steps += 1
+        return self.observation_space.sample(), float(action), False, self.steps == 5, {}
+
+
+for name, env in {"Signs": Signs, "BoxSigns": BoxSigns, "Colours": Colours}.items():
+    if f"{name}-v0" not in gym.registry:
+        gym.register(f"{name}-v0", env)
