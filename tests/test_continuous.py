@@ -127,7 +127,7 @@ def test_the_environment_gets_clipped_actions_of_its_shape_and_type(name):
     assert np.array_equal(taken.reshape(9, -1), expected.astype(space.dtype))
     agent = build(space)
     for deterministic in True, False:
-        action, state = agent.predict(np.ones((9, 3), np.float32), {}, None, deterministic)
+        action, state = agent.predict(np.ones((9, 3), np.float32), deterministic=deterministic)
         assert batch_space(space, 9).contains(action) and state.shape == (2, 9, 6)
 
 
@@ -149,14 +149,117 @@ def test_the_unclipped_action_is_stored_the_clipped_one_played(name, env_id, wat
         (spaces.Discrete(3), "try rppo_lstm.py"),
         (spaces.MultiDiscrete([2, 3]), "try rppo_lstm.py"),
         (spaces.MultiBinary(3), "try rppo_lstm.py"),
-        (spaces.Box(0, 9, (2,), np.int64), "no script"),
-        (spaces.Dict(a=BOX), "no script"),
+        (spaces.Box(0, 9, (2,), np.int64), "use MultiDiscrete for integers, else a float Box"),
+        (spaces.Box(0, 5, (2,), np.uint8), "use MultiDiscrete for integers, else a float Box"),
+        (spaces.Dict(a=BOX), "use MultiDiscrete for integers, else a float Box"),
+        (spaces.Tuple([BOX, spaces.Discrete(2)]), "use MultiDiscrete for integers, else"),
     ],
     ids=str,
 )
 def test_other_actions_are_refused(space, advice):
     with pytest.raises(module.ArgumentError, match=advice):
         build(space)
+
+
+@pytest.mark.parametrize(
+    "low, high, far",
+    [
+        (300, 500, True),
+        (-11, 1, True),
+        (0, 1e6, True),
+        (0, 0.05, True),
+        (20, np.inf, True),
+        ([-1, -1], [1, 255], True),
+        ([-1, 0], [1, 0.01], True),
+        (-2, 2, False),
+        (-10, 10, False),
+        (0, 0.1, False),
+        (-np.inf, np.inf, False),
+        (0, np.finfo(np.float32).max, False),
+    ],
+    ids=str,
+)
+def test_actions_far_from_1_are_warned_of_once(low, high, far, recwarn):
+    space = spaces.Box(np.float32(low), np.float32(high), np.shape(low), np.float32)
+    build(space)
+    warned = [str(warning.message) for warning in recwarn]
+    text = f"actions of {space}: far from [-1, 1]; use gymnasium.wrappers.RescaleAction"
+    assert warned == [text] * far
+
+
+def test_rescaled_actions_reach_the_whole_of_a_far_box(recwarn):
+    """What the warning advises: 0 is the middle of the bounds, and there is no warning."""
+    env_id = toy(action_space=spaces.Box(300, 500, (2,), np.float32))
+    gym.register("Near-v0", lambda: gym.wrappers.RescaleAction(gym.make(env_id), -1, 1))
+    envs = module.make_envs(module.Args(env_id="Near-v0"), 3)
+    agent = module.Agent(envs, module.Args())
+    obs, _ = envs.reset(seed=1)
+    action, _ = agent.predict(obs)
+    envs.step(action)  # a Toy asserts that its space contains the action
+    assert np.abs(action).max() < 0.1 and not len(recwarn)
+
+
+class NaN(gym.Env):
+    """Its fifth step's observation has a NaN. It keeps what it is told to do."""
+
+    observation_space = spaces.Box(-1, 1, (3,), np.float32)
+    action_space = spaces.Box(-1, 1, (1,), np.float32)
+    told: list[float] = []
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        self.told.extend(action.tolist())
+        obs = np.array([0, np.nan if self.t == 5 else 0, 0], np.float32)
+        return obs, 1.0, False, False, {}
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_an_observation_of_nan_makes_no_action(asynchronous, tmp_path, monkeypatch):
+    monkeypatch.setattr(NaN, "told", [])
+    gym.register(f"NaN{asynchronous}-v0", NaN)
+    flags = {"async_envs": asynchronous, "runs_dir": str(tmp_path), "num_envs": 4}
+    with pytest.raises(FloatingPointError, match=r"^obs\[0, 1\] is nan$"):
+        module.train(module.Args(env_id=f"NaN{asynchronous}-v0", **flags))
+    assert len(NaN.told) == (0 if asynchronous else 5 * 4) and np.isfinite(NaN.told).all()
+
+
+@pytest.mark.parametrize("sde", [False, True])
+def test_weights_of_nan_act_in_no_environment(sde):
+    """An update may end in weights that are not finite, though its losses were."""
+    agent = build(use_sde=sde)
+    obs = np.ones((4, 3), np.float32)
+    with torch.no_grad():
+        agent.actor.bias[1] = np.nan
+    for deterministic in True, False:
+        with pytest.raises(FloatingPointError, match=r"^actions\[0, 1\] is nan$"):
+            agent.predict(obs, deterministic=deterministic)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("name", POLICIES)
+def test_predict_plays_as_a_loop_over_steps_does(name, deterministic):
+    """The state goes on, and is zero after a final step; sampled actions are those of new noise."""
+    agent = build(**POLICIES[name])
+    obs = np.random.default_rng(0).normal(size=(6, 4, 3)).astype(np.float32)
+    final = np.zeros((6, 4), bool)
+    final[2, 1] = final[3, :3] = final[4, 0] = True
+    state, expected = None, agent.initial_state(4)
+    for t in range(6):
+        torch.manual_seed(t)
+        action, state = agent.predict(obs[t], {}, state, final[t], deterministic)
+        with torch.no_grad():
+            h, _, expected = agent.step(torch.as_tensor(obs[t]), expected)
+            torch.manual_seed(t)
+            actions = agent.actor(h) if deterministic else agent.act(h, agent.sample_noise(4))
+        expected[:, final[t]] = 0
+        assert np.array_equal(action, actions.clamp(-1, 1).numpy())
+        assert torch.equal(state, expected)
+        assert state.any() == (not agent.args.ablate_memory)
 
 
 # --- gSDE ---
@@ -211,12 +314,12 @@ def test_policy_is_that_of_sb3_contrib(sde):
     obs, actions, state = (torch.randn(shape, dtype=torch.float64) for shape in shapes)
     starts = torch.cat([torch.zeros(1, N), final[:-1]]).double()
     flat = [
-        x.transpose(0, 1).flatten(0, 1) for x in (ours.encode(obs), actions, starts)
+        x.transpose(0, 1).flatten(0, 1) for x in (ours.encoder(obs), actions, starts)
     ]  # (N T, ...)
     states = types.RNNStates((state[0:1], state[1:2]), (state[2:3], state[3:4]))
     value, logprob, entropy = theirs.evaluate_actions(flat[0], flat[1], states, flat[2])
     for a, b in zip(ours.evaluate_actions(obs, state, final, actions), (logprob, entropy, value)):
-        assert (a - b.view(N, T).T)[~final].abs().max() <= 1e-10
+        assert (a - b.view(N, T).T[~final]).abs().max() <= 1e-10
 
 
 @pytest.mark.parametrize(
@@ -251,6 +354,12 @@ def test_noise_is_drawn_at_a_rollouts_start_and_every_n_steps(
     assert (
         len(values.unique()) == values.numel()
     )  # no number of one draw, or environment, is another's
+
+
+def test_no_steps_between_new_noise_is_refused():
+    for freq in 0, -2:
+        with pytest.raises(module.ArgumentError, match=f"--sde-sample-freq {freq}: must be"):
+            module.check_args(module.Args(sde_sample_freq=freq))
 
 
 def test_gsde_noise_is_a_function_of_the_lstms_output():
@@ -294,13 +403,13 @@ def test_observations_are_normalised_and_clipped():
         ((raw.numpy() - mean) / np.sqrt(var + 1e-8)).clip(-10, 10), dtype=torch.float32
     )
     assert normal[3, 2].tolist() == [10, -10, 0]
-    assert torch.equal(agent.encode(raw), agent.encoder(normal))
+    assert torch.equal(agent.normalize(raw), normal)
     plain = build(norm_obs=False)
     plain.load_state_dict(agent.state_dict())
-    assert torch.equal(plain.encode(raw), agent.encoder(raw))
+    assert torch.equal(plain.normalize(raw), raw)
     # predict takes observations as the environment returns them, final ones too.
-    action, state = agent.predict(raw[3].numpy(), {}, None)
-    expected, expected_state = plain.predict(normal[3].numpy(), {}, None)
+    action, state = agent.predict(raw[3].numpy())
+    expected, expected_state = plain.predict(normal[3].numpy())
     assert np.array_equal(action, expected) and torch.equal(state, expected_state)
 
 
@@ -333,10 +442,11 @@ def test_evaluation_freezes_the_statistics_and_draws_nothing(env_id, watch):
     agent = watch(SCRIPT, env_id, use_sde=True, **flags).agent
     before = {name: value.clone() for name, value in agent.state_dict().items()}
     rng = torch.get_rng_state()
-    args = module.Args(env_id=env_id, eval_episodes=4)
-    returns = [*module.evaluate(agent, module.make_envs(args, 1), args)]
+    envs = module.make_envs(module.Args(env_id=env_id), 4)
+    returns = module.evaluate(agent, envs, seed=1)
     assert len(set(returns)) == 4 and torch.equal(torch.get_rng_state(), rng)
-    samples = [agent.predict(np.ones((2, 3), np.float32), {}, None, False)[0] for _ in range(2)]
+    obs = np.ones((2, 3), np.float32)
+    samples = [agent.predict(obs, deterministic=False)[0] for _ in range(2)]
     assert not np.isclose(*samples).any()  # gSDE's matrices are new at every call
     assert before["obs_stats.count"].min() > 100
     assert all(torch.equal(before[name], value) for name, value in agent.state_dict().items())
