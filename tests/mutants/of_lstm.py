@@ -88,7 +88,7 @@ MUTANTS = [
     ("a state of another size reads other memory", "        check_shapes((2, B, cell.hidden_size), state=state)\n", "", REC),
     ("flags of another size broadcast", "        check_shapes((L, B), final=final)\n", "", REC),
     ("statistics of observations count final steps", "agent.obs_stats.update(tensor(obs[:T][valid]))", "agent.obs_stats.update(tensor(obs[:T]).flatten(0, 1))", ROLL),
-    ("observations are never normalised", "self.encoder(self.normalize(obs))\n        h = ", "self.encoder(obs)\n        h = ", AGENT),
+    ("observations are never normalised", "self.encoder(self.normalize(obs))\n        h = ", "self.encoder(obs)\n        h = ", ROLL),
     ("predict keeps the state after a final step", "        state = state.where(tensor(~final)[:, None], 0.0)\n        return", "        return", AGENT),
     ("final steps need a legal choice", "np.flatnonzero(sent & ~final)", "np.flatnonzero(sent)", AGENT),
     ("an evaluation that samples", "logp.argmax(-1) if deterministic else sample(logp)", "sample(logp)", AGENT),

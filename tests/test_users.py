@@ -1,0 +1,398 @@
+"""What new users run into: streams, files, types and environments that are not as they should be.
+
+Each test is a fault that somebody met, here or in another project.
+"""
+
+import os
+import random
+import shlex
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from conftest import MODULES, ROOT, having, toy_for
+from gymnasium import spaces
+from test_run import RUNS, SHORT, assert_refused, main, read, toy, trained
+
+BOX = {"rppo_continuous", "trpo", "ppo1_mpi"}  # scripts that have Box actions
+CHOICES = [script for script in RUNS if script != "rppo_continuous"]
+everywhere = pytest.mark.parametrize("script", RUNS)
+
+
+class Odd(gym.Env):
+    """Ten steps of zeros; what a subclass changes is the fault."""
+
+    observation_space: spaces.Space = spaces.Box(-1, 1, (2,), np.float32)
+    action_space: spaces.Space = spaces.Discrete(2)
+
+    def observe(self):
+        return np.zeros(2, np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.observe(), {}
+
+    def step(self, action):
+        self.t += 1
+        return self.observe(), 1.0, False, self.t == 10, self.info()
+
+    def info(self):
+        return {}
+
+
+def register(name: str, script: str, **attributes) -> str:
+    """Registers an Odd environment with actions that the script has -> its flags."""
+    if script == "rppo_continuous":
+        attributes.setdefault("action_space", spaces.Box(-1, 1, (1,), np.float32))
+    gym.register(f"{name}-v0", type(name, (Odd,), attributes), disable_env_checker=True)
+    return f"--env-id {name}-v0 --no-mask-velocity"
+
+
+def short(script: str, *flags) -> str:
+    rest = "--total-timesteps 150 --eval-episodes 1 --run-name a"
+    return " ".join([SHORT[script], rest, *flags])
+
+
+def said(folder, script: str, *flags) -> tuple[int, str, list[str]]:
+    """Runs a script as a process of its own -> exit code, output, warnings and errors."""
+    command = [sys.executable, str(ROOT / f"{script}.py"), *" ".join(map(str, flags)).split()]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    lines = done.stderr.replace("\r", "\n").splitlines()
+    return done.returncode, done.stdout, [x for x in lines if x.startswith(("warning", "error"))]
+
+
+# Types that a program gives
+
+
+@everywhere
+def test_a_path_as_an_argument_is_a_string_in_the_file(script, tmp_path, monkeypatch):
+    """Continuing by Run.latest, a Path, overwrote a good agent.pt by one that never loaded again."""
+    module = MODULES[script]
+    trained(tmp_path, script, short(script))
+    saved = read(tmp_path / "runs/a")["args"]
+    monkeypatch.chdir(tmp_path)
+    args = module.Args(**{**saved, "resume": Path("runs/a"), "total_timesteps": np.int64(400)})
+    module.train(args)
+    again = module.load(Path("runs/a"))
+    assert again["step"] >= 400
+    assert again["args"]["resume"] == "runs/a" and type(again["args"]["total_timesteps"]) is int
+    new = module.Args(**{**saved, "runs_dir": tmp_path / "my runs", "run_name": "b"})
+    module.train(new)
+    assert read(tmp_path / "my runs/b")["args"]["runs_dir"] == str(tmp_path / "my runs")
+
+
+@everywhere
+@pytest.mark.parametrize(
+    "name, value",
+    [("total_timesteps", "2000"), ("gamma", "0.9"), ("seed", 1.5), ("seed", None),
+     ("norm_obs", "False"), ("env_id", 3), ("num_envs", [4]), ("total_timesteps", np.inf),
+     ("gamma", np.nan)],
+)  # fmt: skip
+def test_a_wrong_type_is_refused_before_any_work(script, name, value, tmp_path):
+    module = MODULES[script]
+    with pytest.raises(module.ArgumentError, match=f"^--{name.replace('_', '-')} .*: must be"):
+        module.train(module.Args(**{"runs_dir": str(tmp_path), name: value}))
+    assert list(tmp_path.iterdir()) == []
+
+
+@everywhere
+def test_numpys_types_are_pythons_in_the_file(script, tmp_path):
+    module = MODULES[script]
+    given = dict(
+        total_timesteps=3e2, seed=np.int32(2), gamma=np.float32(0.5), norm_obs=np.bool_(False),
+        env_id=np.str_(toy_for(script)), runs_dir=tmp_path, run_name="a", eval_episodes=0,
+        num_steps=32,
+    )  # fmt: skip
+    module.train(module.Args(**given))
+    args = module.load(tmp_path / "a")["args"]
+    types = {name: type(value) for name, value in args.items() if name in given}
+    assert set(types.values()) == {int, float, bool, str} and args["norm_obs"] is False
+
+
+# Runs and their files
+
+
+@everywhere
+def test_runs_of_one_second_have_folders_of_their_own(script, tmp_path):
+    flags = f"{SHORT[script]} --total-timesteps 60 --eval-episodes 0"
+    for _ in range(3):
+        code, _, err = main(tmp_path, script, flags)
+        assert code == 0, err
+    assert len(list((tmp_path / "runs").iterdir())) == 3
+
+
+@everywhere
+def test_a_folder_with_a_space_can_be_pasted(script, tmp_path):
+    flags = f"{toy(script, 'Clock')} --total-timesteps 100000000 --run-name a".split()
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
+    folder = tmp_path / "my drive"
+    folder.mkdir()
+    with open(tmp_path / "err", "w") as err:
+        process = subprocess.Popen(
+            [sys.executable, str(ROOT / f"{script}.py"), *flags], cwd=folder, stderr=err, env=env
+        )
+        while not (folder / "runs/a/agent.pt").exists():
+            assert process.poll() is None, (tmp_path / "err").read_text()
+        process.send_signal(2)
+        assert process.wait(60) == 130
+    lines = (tmp_path / "err").read_text().splitlines()
+    [line] = [line for line in lines if line.startswith("to continue: ")]
+    words = shlex.split(line.removeprefix("to continue: "))
+    assert words[-2:] == ["--resume", str(folder / "runs/a")]
+
+
+@everywhere
+def test_what_is_no_run_is_said(script, tmp_path):
+    trained(tmp_path, script, short(script))
+    for flags in "--play runs/a/agent.pt", "--resume runs/a/agent.pt", "--play nope":
+        run = flags.split()[1]
+        line = f"error: {run} is not the directory of a run: it has no agent.pt"
+        assert_refused(main(tmp_path, script, flags), line)
+    assert_refused(main(tmp_path, script, "--play runs/a --seed -1"), "--seed -1: must be from 0")
+
+
+@everywhere
+def test_versions_are_kept_and_another_is_said(script, tmp_path):
+    saved = trained(tmp_path, script, short(script))
+    expected = f"Python {sys.version.split()[0]}, torch {torch.__version__}, "
+    assert saved["versions"].startswith(expected)
+    assert f"gymnasium {gym.__version__}, numpy {np.__version__}" in saved["versions"]
+    torch.save({**saved, "versions": "torch 1.0"}, tmp_path / "runs/a/agent.pt")
+    with warnings.catch_warnings(record=True) as raised:
+        warnings.simplefilter("always")
+        MODULES[script].load(tmp_path / "runs/a")
+    [warning] = [str(x.message) for x in raised]
+    assert "was written by torch 1.0, and read by Python" in warning
+
+
+# Streams
+
+
+@everywhere
+@pytest.mark.parametrize("streams", ["2>&-", "| true", ">&-", ">/dev/full"])
+def test_a_stream_that_is_closed_or_full_fails_no_run(script, streams, tmp_path):
+    flags = short(script)
+    command = f"{sys.executable} {ROOT}/{script}.py {flags} {streams}"
+    shell = ["bash", "-o", "pipefail", "-c", command]
+    done = subprocess.run(shell, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr and "Exception" not in done.stderr
+    assert {"agent.pt", "result.json"} < {file.name for file in (tmp_path / "runs/a").iterdir()}
+
+
+@everywhere
+def test_no_bar_where_tqdm_is_told_so(script, tmp_path):
+    command = [sys.executable, str(ROOT / f"{script}.py"), *short(script).split()]
+    env = {**os.environ, "TQDM_DISABLE": "1"}
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=env)
+    assert (done.returncode, done.stderr) == (0, "") and ": return " in done.stdout
+
+
+@everywhere
+def test_help_without_docstrings(script, tmp_path):
+    command = [sys.executable, "-OO", str(ROOT / f"{script}.py"), "--help"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and "--env-id" in done.stdout, done.stderr
+
+
+@everywhere
+def test_the_last_line_has_three_digits_of_a_small_return(script, tmp_path, monkeypatch):
+    flags = register(f"Small{script}", script, step=small_step)
+    _, out, _ = main(tmp_path, script, short(script, flags))
+    assert ": return 0.91," in out
+
+
+def small_step(self, action):
+    self.t += 1
+    return self.observe(), 0.091, False, self.t == 10, {}
+
+
+# Seeds
+
+
+def draw(self):
+    return np.array([np.random.uniform(-1, 1), random.uniform(-1, 1)], np.float32)
+
+
+@everywhere
+def test_generators_that_environments_share_are_seeded(script, tmp_path):
+    flags = register(f"Draws{script}", script, observe=draw)
+    weights = []
+    for name, seed in ("a", 1), ("b", 1), ("c", 2):
+        np.random.seed(len(weights))  # what ran before does not matter
+        random.seed(len(weights))
+        saved = trained(tmp_path, script, short(script, flags, f"--seed {seed} --run-name {name}"))
+        weights.append(saved["agent"]["critic.weight" if "critic.weight" in saved["agent"] else
+                                      "actor.weight"])  # fmt: skip
+    assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
+
+
+# Environments
+
+
+@everywhere
+def test_an_info_called_episode(script, tmp_path):
+    flags = register(f"Episode{script}", script, info=lambda self: {"episode": 3})
+    saved = trained(tmp_path, script, short(script, flags))
+    assert saved["returns"] and set(saved["returns"]) == {10.0}
+
+
+@everywhere
+def test_nan_stops_before_the_agent_acts_on_it(script, tmp_path):
+    seen = []
+
+    def observe(self):
+        return np.full(2, np.nan if self.t == 5 else 0, np.float32)
+
+    def step(self, action):
+        seen.append(np.isfinite(action).all())
+        return Odd.step(self, action)
+
+    flags = register(f"NaN{script}", script, observe=observe, step=step)
+    code, _, err = main(tmp_path, script, short(script, flags))
+    assert code == 1 and "FloatingPointError: obs[0, 0] is nan" in err
+    assert all(seen) and len(seen) <= 5 * 4
+
+
+@pytest.mark.parametrize("script", sorted(BOX))
+@pytest.mark.parametrize("low, high, warned", [(300, 500, True), (-2, 2, False), (0, 1e-3, True)])
+def test_actions_far_from_what_a_policy_begins_with(script, low, high, warned, tmp_path):
+    space = spaces.Box(low, high, (1,), np.float32)
+    flags = register(f"Far{low}{high}{script}".replace(".", ""), script, action_space=space)
+    with warnings.catch_warnings(record=True) as raised:
+        warnings.simplefilter("always")
+        trained(tmp_path, script, short(script, flags))
+    lines = [str(x.message) for x in raised if "RescaleAction" in str(x.message)]
+    assert bool(lines) == warned
+
+
+@everywhere
+def test_observations_that_float32_cannot_hold(script, tmp_path):
+    flags = register(f"Time{script}", script, observe=lambda self: np.float32([5e8 + self.t, 0]))
+    with warnings.catch_warnings(record=True) as raised:
+        warnings.simplefilter("always")
+        trained(tmp_path, script, short(script, flags))
+    assert any("obs above 2**24" in str(x.message) for x in raised)
+
+
+@everywhere
+@pytest.mark.parametrize("space", [
+    spaces.Box(0, 5, (2,), np.int32), spaces.Tuple([spaces.Discrete(2)]),
+    spaces.Dict(a=spaces.Discrete(2)),
+], ids=lambda space: type(space).__name__)  # fmt: skip
+def test_actions_that_no_script_has(script, space, tmp_path):
+    flags = register(f"Whole{type(space).__name__}{script}", script, action_space=space)
+    assert_refused(main(tmp_path, script, short(script, flags)), "use MultiDiscrete")
+
+
+@everywhere
+def test_pixels_and_masks_inside_observations_are_said(script, tmp_path):
+    pixels = spaces.Box(0, 255, (32, 32, 3), np.uint8)
+    inside = spaces.Dict(x=spaces.Box(-1, 1, (2,)), action_mask=spaces.MultiBinary(2))
+    for name, space, word in (
+        ("Pixels", pixels, "images"),
+        ("Inside", inside, 'info["action_mask"]'),
+    ):
+        flags = register(f"{name}{script}", script, observation_space=space,
+                         observe=lambda self: self.observation_space.sample())  # fmt: skip
+        with warnings.catch_warnings(record=True) as raised:
+            warnings.simplefilter("always")
+            trained(tmp_path, script, short(script, flags, f"--run-name {name}"))
+        assert len([x for x in raised if word in str(x.message)]) == 1
+
+
+@pytest.mark.parametrize("script", having("legal_choices"))
+def test_a_mask_of_another_size(script, tmp_path):
+    info = {"action_mask": np.ones(4, np.int8)}
+    flags = register(f"Four{script}", script, info=lambda self: info)
+    code, _, err = main(tmp_path, script, short(script, flags))
+    assert code == 1 and "action_mask is (4,), and must have the shape (2,)" in err
+
+
+@everywhere
+def test_entry_points_that_are_missing_or_need_an_argument(script, tmp_path):
+    gym.register(f"Missing{script}-v0", "test_users:Nothing")
+    assert_refused(main(tmp_path, script, f"--env-id Missing{script}-v0"), "Nothing")
+    gym.register(f"Needs{script}-v0", needs)
+    assert_refused(main(tmp_path, script, f"--env-id Needs{script}-v0"), "size")
+    assert_refused(main(tmp_path, script, "--env-id TMaze-v0"), "my_module:MyEnv-v0")
+
+
+def needs(size):
+    raise AssertionError(size)
+
+
+@everywhere
+def test_an_environments_own_error_keeps_its_traceback(script, tmp_path):
+    gym.register(f"Raises{script}-v0", raises)
+    code, _, err = main(tmp_path, script, f"--env-id Raises{script}-v0")
+    assert code == 1 and "in raises" in err and "AttributeError: my own" in err
+
+
+def raises():
+    raise AttributeError("my own")
+
+
+def test_missing_packages_name_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "Box2D", None)
+    for name in [name for name in sys.modules if name.startswith("gymnasium.envs.box2d")]:
+        monkeypatch.delitem(sys.modules, name)
+    result = main(tmp_path, "rppo_lstm", "--env-id LunarLander-v3")
+    assert_refused(result, 'pip install ".[atari,box2d,minigrid,mujoco]"')
+
+
+# Functions that are pasted into other code
+
+
+@pytest.mark.parametrize("script", having("ResetLSTM"))
+def test_shapes_that_crash_or_broadcast_are_refused(script):
+    """With a state of another size torch.lstm ends the process, or reads other memory."""
+    module = MODULES[script]
+    lstm = module.ResetLSTM(4, 16)
+    x, state, final = torch.zeros(5, 8, 4), torch.zeros(2, 8, 16), torch.zeros(5, 8).bool()
+    wrong = [
+        (x, state[:, :1], final), (x, torch.zeros(2, 9, 16), final), (x[..., :3], state, final),
+        (x, torch.zeros(2, 8, 8), final), (x, state[:1], final), (x, state, final[:1]),
+        (x, state, final[:, :1]), (x, state, final[..., None]), (x, (state[0], state[1]), final),
+    ]  # fmt: skip
+    for inputs in wrong:
+        with pytest.raises(ValueError, match="and must have the shape"):
+            lstm(*inputs)
+    with pytest.raises(ValueError, match=r"state is .*\(2, 1, 16\).* shape \(2, 8, 16\)"):
+        lstm(x, state[:, :1], final)
+    final[2, 3] = True
+    x = torch.randn(5, 8, 4)
+    assert torch.equal(lstm(x, state, final.float()), lstm(x, state, final))  # 0 and 1 will do
+
+
+@pytest.mark.parametrize("script", having("compute_gae", "discounted_sums"))
+def test_functions_on_arrays_refuse_what_would_broadcast(script):
+    module = MODULES[script]
+    rewards, done = np.zeros((5, 3), np.float32), np.zeros((5, 3), bool)
+    values = np.zeros((6, 3), np.float32)
+    module.compute_gae(rewards, values, done, done, 0.9, 0.9)
+    for inputs in (
+        (rewards, values[:, :1], done, done), (rewards, values[:5], done, done),
+        (rewards, values, done[:1], done), (rewards, values, done, done[:, :1]),
+        (rewards, values[..., None], done, done),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="and must have the shape"):
+            module.compute_gae(*inputs, 0.9, 0.9)
+    for wrong in done[:1], done[:, :1]:
+        with pytest.raises(ValueError, match="done is .* and must have the shape"):
+            module.discounted_sums(rewards, wrong, np.zeros(3), 0.9)
+
+
+@pytest.mark.parametrize("script", having("ppo_loss"))
+def test_the_loss_refuses_what_would_broadcast(script):
+    loss = MODULES[script].ppo_loss
+    M = torch.zeros(6)
+    for inputs in (M, M[:1], M), (M, M, M[:, None]), (M[:, None], M, M):
+        with pytest.raises(ValueError, match="and must have the shape"):
+            loss(*inputs, 0.2)
