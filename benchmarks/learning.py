@@ -32,7 +32,7 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-POINTS = 40  # of a run's curve, at most
+POINTS = 30  # of a run's curve, at most
 EPISODES = 100  # deterministic ones of a final agent
 SAVE_SECONDS = 60  # between the checkpoints of a peer; ours have their own
 
@@ -124,7 +124,7 @@ ABLATIONS = {
 
 
 def ablations(flags: str) -> dict[str, str]:
-    return {name: f"docs/exercises/run.py {change} {flags}" for name, change in ABLATIONS.items()}
+    return {name: f"docs/exercises/train.py {change} {flags}" for name, change in ABLATIONS.items()}
 
 
 def minigrid(size: int) -> dict[str, str]:
@@ -283,7 +283,7 @@ FIELDS = (
     "task method script flags seed steps eval_mean eval_std eval_episodes return_100 wall_seconds "
     "global_step date commit torch gymnasium machine error"
 ).split()
-CURVE_FIELDS = "task method seed step return".split()
+CURVE_FIELDS = "task method seed steps returns".split()  # the last two: numbers with spaces
 
 
 def machine() -> str:
@@ -328,9 +328,19 @@ def append(path: Path, fields: list[str], rows: list[dict]) -> None:
 
 
 def thin(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    """At most POINTS of a curve's points, the last one among them."""
+    """At most POINTS of a curve's points, the last one among them; returns with four digits."""
     indices = np.linspace(0, len(points) - 1, min(POINTS, len(points))).round().astype(int)
-    return [(points[i][0], round(points[i][1], 2)) for i in indices]
+    return [(points[i][0], float(f"{points[i][1]:.4g}")) for i in indices]
+
+
+def read_curves(path: Path) -> dict[tuple[str, str, str], list[tuple[int, float]]]:
+    """Of each (task, method, seed) in curves.csv: steps, and the mean return of the last 100
+    episodes there. A run is a row."""
+    found = {}
+    for row in read(path):
+        points = zip(map(int, row["steps"].split()), map(float, row["returns"].split()))
+        found[row["task"], row["method"], row["seed"]] = list(points)
+    return found
 
 
 def curve(run_dir: Path) -> list[tuple[int, float]]:
@@ -528,9 +538,13 @@ def run(task: str, method: str, seed: int, options: argparse.Namespace) -> str:
             return f"{name}: stopped; the same command goes on with it"
         except RuntimeError as error:
             row["error"] = str(error)
-        run_of = {"task": task, "method": method, "seed": seed}
-        points = [{**run_of, "step": step, "return": value} for step, value in points]
-        append(options.curves, CURVE_FIELDS, points)  # first: a row says that all is there
+        if points:
+            curve_row = {
+                "task": task, "method": method, "seed": seed,
+                "steps": " ".join(str(step) for step, _ in points),
+                "returns": " ".join(f"{value:g}" for _, value in points),
+            }  # fmt: skip
+            append(options.curves, CURVE_FIELDS, [curve_row])  # first: a row says that all is there
         append(options.learning, FIELDS, [row])
         overwrite(started, {})  # without its row it begins anew
     return f"{name}: {row.get('error') or row['eval_mean']}"

@@ -17,7 +17,7 @@ from pathlib import Path
 import gymnasium as gym
 import matplotlib
 import numpy as np
-from learning import RESULTS, ROOT, TASKS, read
+from learning import RESULTS, ROOT, TASKS, read, read_curves
 
 matplotlib.use("svg")
 matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "rppo", "font.size": 10})
@@ -139,16 +139,14 @@ def env_id(flags: str) -> str:
 def returns(task: str, methods: list[str] | None = None, results: Path = RESULTS) -> dict:
     """Of curves.csv, for each method: the number of seeds, 60 steps (60,), and the interquartile
     mean of the returns there with the ends of its interval, each (60,)."""
-    runs: dict[str, dict[str, dict[float, float]]] = {}
-    for row in read(results / "curves.csv"):
-        if row["task"] == task and row["method"] in (methods or [row["method"]]):
-            of_method = runs.setdefault(row["method"], {})
-            of_method.setdefault(row["seed"], {})[float(row["step"])] = float(row["return"])
+    runs: dict[str, list[np.ndarray]] = {}
+    for (of_task, method, _), curve in read_curves(results / "curves.csv").items():
+        if of_task == task and method in (methods or [method]):
+            runs.setdefault(method, []).append(np.array(curve, float))
     if not runs:
         raise ValueError(f"{results / 'curves.csv'} has no curve of {task}")
     found = {}
-    for method, seeds in runs.items():
-        points = [np.array(sorted(c.items())) for c in seeds.values()]  # each (points, 2)
+    for method, points in runs.items():  # each (points, 2): step, return
         first = max(p[0, 0] for p in points)
         steps = np.linspace(first, min(p[-1, 0] for p in points), 60)
         curves = np.array([np.interp(steps, p[:, 0], p[:, 1]) for p in points])
@@ -318,8 +316,12 @@ def scaling(out: Path, text: str = GREY) -> None:
 
 def digest() -> str:
     """Of what README's picture shows, which its file holds: a test sees when it is out of date."""
-    drawn = [row for row in read(RESULTS / "curves.csv") if row["task"] == "cartpole-masked"]
-    drawn = [row for row in drawn if row["method"] in ("lstm", "ablated")]
+    runs = read_curves(RESULTS / "curves.csv").items()
+    drawn: list = [
+        run
+        for run in runs
+        if run[0][:2] in (("cartpole-masked", "lstm"), ("cartpole-masked", "ablated"))
+    ]
     drawn += [row for _, _, *rows in compared() for row in rows]
     return "of results " + hashlib.sha256(repr(drawn).encode()).hexdigest()[:16]
 

@@ -21,9 +21,12 @@ from conftest import MODULES, ROOT
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("pygments")
-sys.path[:0] = [str(ROOT / "docs"), str(ROOT / "benchmarks")]
+sys.path[:0] = [str(ROOT / "docs/tools"), str(ROOT / "benchmarks")]
+import fill  # noqa: E402
 import learning  # noqa: E402
 import plot  # noqa: E402
+import reading  # noqa: E402
+import scripts  # noqa: E402
 import throughput  # noqa: E402
 
 import build  # noqa: E402
@@ -47,8 +50,8 @@ ELSEWHERE = {  # what a command has, and why it does not run here
     "docs/recipes/": "tests/test_recipes.py runs each recipe",
     "docs/exercises/": "tests/test_exercises.py runs each exercise",
     "tests/mutants/": "minutes of it; it runs the tests",
-    "docs/reward_scale.py": "minutes of it; it trains",
-    "docs/drawings.py": "tests/test_drawings.py draws",
+    "benchmarks/reward_scale.py": "minutes of it; it trains",
+    "docs/tools/drawings.py": "tests/test_drawings.py draws",
     "HOST:": "needs two machines",
     "-hosts a,b": "needs two machines",
     "--serve": "never ends; test_the_site_builds builds the same pages",
@@ -57,7 +60,7 @@ ELSEWHERE = {  # what a command has, and why it does not run here
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory) -> dict[str, str]:
-    """README.md, and every page as docs/build.py fills it in."""
+    """README.md, and every page as docs/tools/build.py fills it in."""
     out = tmp_path_factory.mktemp("build")
     build.render(out)
     found = {path.relative_to(out).as_posix(): path.read_text() for path in out.rglob("*.md")}
@@ -237,8 +240,8 @@ def test_the_site_builds(tmp_path):
         )
         assert loaded == [], page
     whole = (tmp_path / "site/reading/rppo_lstm/index.html").read_text()
-    for number in range(1, len(build.text("rppo_lstm")) + 1):
-        blank = not build.text("rppo_lstm")[number - 1].strip()
+    for number in range(1, len(scripts.text("rppo_lstm")) + 1):
+        blank = not scripts.text("rppo_lstm")[number - 1].strip()
         assert blank or f'id="L{number}"' in whole
 
 
@@ -255,8 +258,8 @@ def test_the_site_builds(tmp_path):
     ],
 )
 def test_a_name_that_does_not_exist_ends_the_build(markdown, error):
-    with pytest.raises(build.BuildError, match=re.escape(error)):
-        build.fill(markdown)
+    with pytest.raises(scripts.BuildError, match=re.escape(error)):
+        fill.fill(markdown)
 
 
 @pytest.mark.parametrize(
@@ -277,27 +280,27 @@ def test_notes_that_drift_end_the_build(tmp_path, monkeypatch, change, error):
     page = tmp_path / "docs/reading/rppo_lstm.md"
     assert page.read_text().count(change[0]) >= 1
     page.write_text(page.read_text().replace(*change, 1))
-    monkeypatch.setattr(build, "ROOT", tmp_path)
-    with pytest.raises(build.BuildError, match=re.escape(error)):
-        build.reading("rppo_lstm")
+    monkeypatch.setattr(reading, "ROOT", tmp_path)
+    with pytest.raises(scripts.BuildError, match=re.escape(error)):
+        reading.page("rppo_lstm")
 
 
-@pytest.mark.parametrize("script", [name for name, parent in build.PARENTS.items() if parent])
+@pytest.mark.parametrize("script", [name for name, parent in scripts.PARENTS.items() if parent])
 def test_the_differences_are_all_shown(script):
     """Rows of a diff, put together, are the block and the parent's, and no lines are lost."""
-    parent = build.PARENTS[script]
-    for name, block in build.blocks(script).items():
-        rows = build.difference(script, name, name)
+    parent = scripts.PARENTS[script]
+    for name, block in scripts.blocks(script).items():
+        rows = reading.difference(script, name, name)
         numbers = [row.number for row in rows if row.kind != "del"]
         assert numbers == [*range(block.first, block.last + 1)]
         for row in rows:
-            lines = build.text(parent if row.kind == "del" else script)
+            lines = scripts.text(parent if row.kind == "del" else script)
             plain = re.sub(r"<[^>]*>", "", row.code)
             assert html.unescape(plain) == lines[row.number - 1]
 
 
 def test_equations():
-    shown = build.equations("delta_t = r_t + gamma V_{t+1} - V_t <= x^2")
+    shown = fill.equations("delta_t = r_t + gamma V_{t+1} - V_t <= x^2")
     assert (
         "δ<sub><i>t</i></sub> = <i>r</i><sub><i>t</i></sub> + γ <i>V</i><sub><i>t</i>+1</sub> − "
         in shown
