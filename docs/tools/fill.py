@@ -102,25 +102,31 @@ def throughput(section: str) -> str:
     if not works:
         return f"Not measured yet: `python benchmarks/throughput.py {section}`."
     names = [peer["system"] for systems in works.values() for peer in plot.peers_of(systems)[:1]]
+    peer_name = names[0] if names else "a peer"
     table = [
-        "| work | system | steps a second: median (min, max) "
-        f"| times {names[0] if names else 'a peer'} | machine | commit |",
-        "|---|---|---|---|---|---|",
+        f"| work, system | steps a second: median (min, max) | times {peer_name} |",
+        "|---|---|---|",
     ]
+    measured = set()
     for (_, work), systems in works.items():
+        table.append(f"| **{work}** | | |")
         [peer] = plot.peers_of(systems)[:1] or [None]
         for system, row in systems.items():
-            ratio = f"{float(row['median']) / float(peer['median']):.1f}" if peer else "-"
+            ratio = f"{float(row['median']) / float(peer['median']):.1f}" if peer else ""
             median, low, high = (f"{float(row[name]):,.0f}" for name in ("median", "min", "max"))
-            table.append(
-                f"| {work} | {system} | {median} ({low}, {high}) | {ratio} | {row['machine']} | {row['commit']} |"
+            table.append(f"| {system_name(system)} | {median} ({low}, {high}) | {ratio} |")
+            measured.add(
+                f"{row['commit']} ({system_name(system)})" if "old" in system else row["commit"]
             )
-    if any("old" in system for systems in works.values() for system in systems):
-        table += [
-            "",
-            "*Old* is the version of the commit in that row, from before the scripts were written anew to be read.",
-        ]
-    return "\n".join(table)
+            machine = row["machine"]
+    commits = ", ".join(sorted(measured))
+    return "\n".join([*table, "", f"Machine: {machine}. Commits: {commits}.", "{.measured}"])
+
+
+def system_name(system: str) -> str:
+    """For people: what the CSV calls ours is this project."""
+    name = system.replace("ours", "this project")
+    return name.replace(", old", ", an earlier version")
 
 
 def exercise(name: str) -> str:
