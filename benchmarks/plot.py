@@ -2,7 +2,7 @@
 
     python benchmarks/plot.py curves cartpole-masked --out docs/img/cartpole.svg
     python benchmarks/plot.py table cartpole cartpole-masked [--out table.md]
-    python benchmarks/plot.py readme  # README.md's tables, and its pictures in docs/img
+    python benchmarks/plot.py readme  # README.md's tables, and the charts of docs/img
 
 The first two give the interquartile mean over a task's seeds, which is the mean of the middle half, with a
 95 % bootstrap interval (Agarwal et al. 2021, arXiv:2108.13264, whose stratified bootstrap for one
@@ -227,15 +227,21 @@ def returns(task: str, methods: list[str] | None = None, results: Path = RESULTS
     return found
 
 
-def curves(tasks: list[str], out: Path, methods: list[str] | None, results: Path = RESULTS) -> None:
-    """A panel for each task, a line for each method."""
-    figure, axes = plt.subplots(1, len(tasks), figsize=(5.2 * len(tasks), 3.4), squeeze=False)
+def curves(
+    tasks: list[str],
+    out: Path,
+    methods: list[str] | None,
+    results: Path = RESULTS,
+    each_seed=False,
+) -> None:
+    """A panel for each task, a line for each method or, with each_seed, for each run."""
+    figure, axes = plt.subplots(1, len(tasks), figsize=(5.4 * len(tasks), 3.3), squeeze=False)
     for task, axis in zip(tasks, axes[0]):
-        drawn = returns(task, methods, results)
-        for (method, (seeds, steps, (mean, low, high))), color in zip(drawn.items(), COLORS):
-            axis.plot(steps, mean, color=color, label=f"{method} ({seeds} seeds)")
-            axis.fill_between(steps, low, high, color=color, alpha=0.25, linewidth=0)
-        axis.set_title(task, color=GREY)
+        if each_seed:
+            draw_seeds(axis, task, methods, results)
+        else:
+            draw_means(axis, task, methods, results)
+        axis.set_title(NAMES.get(task, task), color=GREY, fontsize=11)
         axis.set_xlabel("environment steps", color=GREY)
         axis.set_ylabel("return", color=GREY)
         axis.tick_params(colors=GREY)
@@ -245,7 +251,46 @@ def curves(tasks: list[str], out: Path, methods: list[str] | None, results: Path
         axis.legend(frameon=False, labelcolor=GREY)
     figure.tight_layout()
     out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out, transparent=True, metadata={"Date": None})
+    description = "of results " + digest(
+        [(task, method) for task in tasks for method in methods or ()]
+    )
+    figure.savefig(out, transparent=True, metadata={"Date": None, "Description": description})
+    plt.close(figure)
+
+
+def draw_means(axis, task: str, methods: list[str] | None, results: Path) -> None:
+    """Interquartile means over seeds, with their intervals."""
+    drawn = returns(task, methods, results)
+    order = sorted(drawn, key=lambda method: (methods or [*drawn]).index(method))
+    for method, color in zip(order, COLORS):
+        seeds, steps, (mean, low, high) = drawn[method]
+        axis.plot(steps, mean, color=color, label=f"{method_name(task, method)} ({seeds} seeds)")
+        axis.fill_between(steps, low, high, color=color, alpha=0.25, linewidth=0)
+
+
+def draw_seeds(axis, task: str, methods: list[str] | None, results: Path) -> None:
+    runs = read_curves(results / "curves.csv").items()
+    for method, color in zip(methods or ["lstm"], COLORS):
+        found = [np.array(points) for run, points in runs if run[:2] == (task, method)]
+        for i, points in enumerate(found):
+            label = f"{method_name(task, method)} ({len(found)} seeds)" if i == 0 else None
+            axis.plot(*points.T, color=color, linewidth=1.2, label=label)
+
+
+CHARTS = {  # docs/img/NAME.svg: task, methods, a line for each seed?
+    "cartpole-masked": ("cartpole-masked", ["lstm", "sb3-contrib", "frames", "ablated"], False),
+    "mistakes": (
+        "ablation-cartpole-masked",
+        ["unchanged", "final steps trained on", "rewards not normalised"],
+        False,
+    ),
+    "sequences": (
+        "ablation-repeat-previous",
+        ["unchanged", "sequences of 32", "sequences of 16"],
+        False,
+    ),
+    "patience": ("minigrid-memory-s9", ["lstm", "ablated"], True),
+}
 
 
 SYSTEMS = {  # of throughput.csv's sections: script, task
@@ -340,8 +385,8 @@ def overview(out: Path, text: str, task: str = "cartpole-masked") -> None:
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(color=GREY, alpha=0.25)
     figure.tight_layout()
-    description = {"Date": None, "Description": digest()}
-    figure.savefig(out, transparent=True, metadata=description)
+    description = "of results " + digest([(task, method) for method in names])
+    figure.savefig(out, transparent=True, metadata={"Date": None, "Description": description})
     plt.close(figure)
 
 
@@ -379,19 +424,21 @@ def scaling(out: Path, text: str = GREY) -> None:
     plt.close(figure)
 
 
-def digest() -> str:
-    """Of what README's picture shows, which its file holds: a test sees when it is out of date."""
-    shown_runs = [("cartpole-masked", "lstm"), ("cartpole-masked", "ablated")]
+def digest(runs: list[tuple[str, str]]) -> str:
+    """A hash of what these tasks and methods scored; a picture's file holds it, so that a test sees
+    when it is out of date."""
     curves = read_curves(RESULTS / "curves.csv").items()
-    drawn: list = [run for run in curves if run[0][:2] in shown_runs]
-    for row in read(RESULTS / "learning.csv"):
-        if (row["task"], row["method"]) in shown_runs:
-            drawn.append(row["eval_mean"])
-    return "of results " + hashlib.sha256(repr(drawn).encode()).hexdigest()[:16]
+    drawn: list = [curve for curve in curves if curve[0][:2] in runs]
+    rows = read(RESULTS / "learning.csv")
+    drawn += [row["eval_mean"] for row in rows if (row["task"], row["method"]) in runs]
+    return hashlib.sha256(repr(drawn).encode()).hexdigest()[:16]
 
 
 def readme() -> None:
-    """Writes README's tables between their markers, and its picture for light and dark pages."""
+    """Writes README's tables between their markers, its picture for light and dark pages, and the
+    charts of the docs."""
+    for name, (task, methods, each_seed) in CHARTS.items():
+        curves([task], ROOT / f"docs/img/{name}.svg", methods, each_seed=each_seed)
     for scheme, text in ("light", "#404040"), ("dark", "#d0d0d0"):
         overview(ROOT / f"docs/img/readme-{scheme}.svg", text)
     if speeds("scaling"):
