@@ -370,7 +370,7 @@ def overview(out: Path, text: str, task: str = "cartpole-masked") -> None:
         end = iqm(np.array(scores[method]))
         axis.plot(steps[-1] * 1.03, end, "o", color=color, markersize=6, clip_on=False)
         axis.text(steps[-1] * 1.06, end, f"{end:.0f}", color=color, va="center")
-        x, above = (0.66, 0) if mean[-1] > 250 else (0.97, 20)
+        x, above = (0.62, 10) if mean[-1] > 250 else (0.97, 20)
         at = np.searchsorted(steps, x * steps[-1])
         axis.text(steps[at], mean[at] + above, f"{names[method]}  ", color=color, ha="right")
     axis.text(steps[-1] * 1.06, 455, "final agent,\nno sampling", color=text, fontsize=8, va="top")

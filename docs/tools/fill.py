@@ -90,8 +90,15 @@ def results(names: str) -> str:
     missing = [task for task in tasks if task not in measured]
     there = [task for task in tasks if task in measured]
     command = f"`python benchmarks/learning.py {' '.join(missing)}`"
-    parts = [plot.table(there)] if there else []
+    parts = [narrow(plot.table(there))] if there else []
     return "\n\n".join([*parts, *([f"Not measured yet: {command}."] if missing else [])])
+
+
+def narrow(table: str) -> str:
+    """For phones: long names may break in the middle, an interval may not."""
+    table = re.sub(r"(?<=[a-z])(?=[A-Z][a-z])", "<wbr>", table)
+    table = re.sub(r"\[(\S+), (\S+)\]", r"[\1,&nbsp;\2]", table)
+    return re.sub(r"(\d) of (\d)", r"\1&nbsp;of&nbsp;\2", table)
 
 
 def throughput(section: str) -> str:
