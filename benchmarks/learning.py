@@ -5,7 +5,7 @@
 A run is what a user would start from the shell. Its final agent then plays 100 deterministic
 episodes, seeded from 1,000,000 x seed, so that no two agents meet the same starts. A run that has a
 row in learning.csv is skipped, a failed one too: delete its rows, there and in curves.csv, to run it
-again. After a crash or kill -9 the same command goes on: finished runs are kept, a run that was
+again. After a crash or kill -9 the same command continues: finished runs are kept, a run that was
 interrupted is resumed from its last minute, and its wall_seconds, which nobody knows, stay empty.
 Agents stay in --runs-dir.
 """
@@ -34,7 +34,8 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 POINTS = 30  # of a run's curve, at most
 EPISODES = 100  # deterministic ones of a final agent
-SAVE_SECONDS = 60  # between the checkpoints of a peer; ours have their own
+HINTS = "to go on:", "to continue:"  # how a script tells how to resume
+SAVE_SECONDS = 60  # between the checkpoints of a peer; the scripts save by themselves
 
 CARTPOLE = "rppo_lstm.py --env-id CartPole-v1"
 LANDER = (
@@ -305,7 +306,7 @@ def commit(root: Path = ROOT) -> str:
 def last_line(stderr: str) -> str:
     """An error's last line with a word in it (tyro draws boxes), but not the hint how to resume."""
     lines = [line.strip(" │") for line in stderr.split("\n") if re.search(r"\w", line)]
-    return next((line for line in reversed(lines) if not line.startswith("to go on:")), "")
+    return next((line for line in reversed(lines) if not line.startswith(HINTS)), "")
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -356,7 +357,7 @@ def curve(run_dir: Path) -> list[tuple[int, float]]:
 
 def peer(algorithm: str, env_id: str, settings: str, steps: str, seed: str, run_dir: str) -> None:
     """stable-baselines3's or sb3-contrib's algorithm, trained and evaluated into result.json. It
-    goes on from the run's checkpoint.zip, if there is one, with other episodes and random numbers.
+    continues from the run's checkpoint.zip, if there is one, with other episodes and random numbers.
     settings (JSON) are its constructor's, and num_envs, normalize (running statistics of rewards
     and, unless it is "rewards", of real-valued observations), linear (what falls to 0), visible
     (the components that are not masked) and activation (a class of torch.nn)."""
@@ -535,7 +536,7 @@ def run(task: str, method: str, seed: int, options: argparse.Namespace) -> str:
                 "wall_seconds": before["wall_seconds"],
             }  # fmt: skip
         except Stopped:
-            return f"{name}: stopped; the same command goes on with it"
+            return f"{name}: stopped; the same command continues it"
         except RuntimeError as error:
             row["error"] = str(error)
         if points:

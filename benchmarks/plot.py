@@ -29,7 +29,7 @@ GREY = "#808080"
 ZOO = "rl-baselines3-zoo, one run"
 # Published returns on the same task, after as many steps where nothing else is said: a method's
 # return and its source. Results on a similar task (other observations, another version of MuJoCo's
-# robots) are quoted in docs/results.md, and not beside ours.
+# robots) are quoted in the notes of docs/results.md only.
 PUBLISHED = {
     "cartpole-masked": (500, ZOO),
     "pendulum-masked": (-218, ZOO),
@@ -131,8 +131,8 @@ def iqm(x: np.ndarray) -> np.ndarray:
 def interval(x: np.ndarray, samples: int = 10_000) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(seeds, ...) -> the interquartile mean, and the ends of its 95 % bootstrap interval."""
     random = np.random.default_rng(0)
-    means = [iqm(x[random.integers(len(x), size=len(x))]) for _ in range(samples)]
-    return iqm(x), *np.percentile(means, [2.5, 97.5], axis=0)
+    drawn = x[random.integers(len(x), size=(samples, len(x)))]  # (samples, seeds, ...)
+    return iqm(x), *np.percentile(iqm(drawn.swapaxes(0, 1)), [2.5, 97.5], axis=0)
 
 
 def table(tasks: list[str], results: Path = RESULTS) -> str:
@@ -202,7 +202,7 @@ def shown(scores: np.ndarray) -> str:
 
 
 def env_id(flags: str) -> str:
-    """The environment among a run's flags; a peer's stands in the second place. Earlier versions
+    """The environment among a run's flags; for a peer it is the second word. Earlier versions
     wrote CartPoleNoVel-v1 for CartPole-v1 --mask-velocity."""
     words = flags.split()
     name = words[words.index("--env-id") + 1] if "--env-id" in words else "".join(words[1:2])
@@ -312,7 +312,7 @@ def speeds(section: str | None = None) -> dict[tuple[str, str], dict[str, dict[s
 
 
 def peers_of(systems: dict[str, dict[str, str]]) -> list[dict[str, str]]:
-    """The rows of the systems that are not ours."""
+    """The rows of other systems."""
     return [row for name, row in systems.items() if not name.startswith("ours")]
 
 

@@ -1,5 +1,5 @@
-"""How much of a gradient step is the policy's, with rewards divided by the standard deviation of
-returns, and as they come? Trains masked CartPole for 30,000 steps, both ways with three seeds.
+"""How much of a gradient step comes from the policy's loss, with rewards divided by the standard
+deviation of returns, and with raw rewards? Trains masked CartPole for 30,000 steps, both ways with three seeds.
 
     python benchmarks/reward_scale.py benchmarks/results/reward-scale.csv  # which docs/tools/drawings.py draws
 """

@@ -131,7 +131,7 @@ def throughput(section: str) -> str:
 
 
 def system_name(system: str) -> str:
-    """For people: what the CSV calls ours is this project."""
+    """For people: the CSV calls this project "ours"."""
     name = system.replace("ours", "this project")
     return name.replace(", old", ", an earlier version")
 
