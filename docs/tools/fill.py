@@ -131,7 +131,7 @@ def throughput(section: str) -> str:
 
 
 def system_name(system: str) -> str:
-    """For people: the CSV calls this project "ours"."""
+    """For people. The CSV has a shorter word for this project."""
     name = system.replace("ours", "this project")
     return name.replace(", old", ", an earlier version")
 
