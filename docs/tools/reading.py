@@ -104,7 +104,8 @@ def line(row: Row) -> str:
     name = "" if row.kind == "del" else f' id="L{row.number}"'
     link = f' href="#L{row.number}"' if name else ""
     number = "" if row.kind == "del" else row.number
-    return f'<span class="line {row.kind}"{name}><a{link} data-line="{number}" data-sign="{sign}"></a>{row.code}</span>\n'
+    code = row.code or " "  # else a copied text loses its blank lines
+    return f'<span class="line {row.kind}"{name}><a{link} data-line="{number}" data-sign="{sign}"></a>{code}</span>\n'
 
 
 def whole(script: str) -> str:
