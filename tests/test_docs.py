@@ -325,6 +325,28 @@ def test_readme_has_the_figures_of_the_results():
     assert table == plot.figures()
 
 
+def test_sentences_have_the_figures_of_the_results():
+    readme = (ROOT / "README.md").read_text()
+    mutants = learning.read(plot.RESULTS / "mutants.csv")
+    assert f"{len(mutants)} deliberate bugs" in readme and all(x["caught by"] for x in mutants)
+    times = {
+        peer["system"]: f"{float(own['median']) / float(peer['median']):.1f}"
+        for script, work, own, peer in plot.compared()
+        if (script, work) == plot.README_SPEEDS[0]
+    }
+    results = (ROOT / "docs/results.md").read_text()
+    assert f"{times['sb3-contrib']} times as fast as sb3-contrib" in " ".join(readme.split())
+    assert f"{times['sb3-contrib']} times as fast as sb3-contrib" in " ".join(results.split())
+    assert f"{times['skrl']} times as fast as skrl" in " ".join(results.split())
+
+
+def test_the_curves_that_the_start_page_names_are_logged():
+    named = {*re.findall(r"`losses/(\w+)`", (ROOT / "docs/index.md").read_text())}
+    if not all(hasattr(module, "LOSSES") for module in MODULES.values()):
+        pytest.skip("the scripts that log clip_fraction and explained_variance are being written")
+    assert named <= {name for module in MODULES.values() for name in module.LOSSES}
+
+
 @pytest.mark.parametrize("name", ["readme-light", "readme-dark", *plot.CHARTS])
 def test_a_chart_shows_the_results(name):
     """It was drawn from the rows that are in the results today: python benchmarks/plot.py readme."""
