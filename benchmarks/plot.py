@@ -343,7 +343,8 @@ def figures() -> str:
     for task, method in README.items():
         cells = {m: f"{shown(np.array(x))} ({len(x)})" for m, x in runs[task].items()}
         row = [cells.get(name, "") for name in (method, "ablated", "frames", "sb3-contrib")]
-        title = f"{NAMES[task]}, {thousands(TASKS[task][0])}"
+        collection = "POPGym " if task.startswith("popgym") else ""
+        title = f"{collection}{NAMES[task]}, {thousands(TASKS[task][0])}"
         lines.append(f"| {' | '.join([title, *row])} |")
     lines += ["", "| script, work | steps a second | sb3-contrib | times |", "|---|---|---|---|"]
     for script, work, own, peer in compared():
