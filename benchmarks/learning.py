@@ -5,7 +5,7 @@
 A run is what a user would start from the shell. Its final agent then plays 100 deterministic
 episodes, seeded from 1,000,000 x seed, so that no two agents meet the same starts. A run that has a
 row in learning.csv is skipped, a failed one too: delete its rows, there and in curves.csv, to run it
-again. After a crash or kill -9 the same command goes on: finished runs are kept, a run that was
+again. After a crash or kill -9 the same command continues: finished runs are kept, a run that was
 interrupted is resumed from its last minute, and its wall_seconds, which nobody knows, stay empty.
 Agents stay in --runs-dir.
 """
@@ -32,9 +32,10 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-POINTS = 40  # of a run's curve, at most
+POINTS = 30  # of a run's curve, at most
 EPISODES = 100  # deterministic ones of a final agent
-SAVE_SECONDS = 60  # between the checkpoints of a peer; ours have their own
+HINTS = "to go on:", "to continue:"  # how a script tells how to resume
+SAVE_SECONDS = 60  # between the checkpoints of a peer; the scripts save by themselves
 
 CARTPOLE = "rppo_lstm.py --env-id CartPole-v1"
 LANDER = (
@@ -124,7 +125,7 @@ ABLATIONS = {
 
 
 def ablations(flags: str) -> dict[str, str]:
-    return {name: f"docs/exercises/run.py {change} {flags}" for name, change in ABLATIONS.items()}
+    return {name: f"docs/exercises/train.py {change} {flags}" for name, change in ABLATIONS.items()}
 
 
 def minigrid(size: int) -> dict[str, str]:
@@ -283,7 +284,7 @@ FIELDS = (
     "task method script flags seed steps eval_mean eval_std eval_episodes return_100 wall_seconds "
     "global_step date commit torch gymnasium machine error"
 ).split()
-CURVE_FIELDS = "task method seed step return".split()
+CURVE_FIELDS = "task method seed steps returns".split()  # the last two: numbers with spaces
 
 
 def machine() -> str:
@@ -305,7 +306,7 @@ def commit(root: Path = ROOT) -> str:
 def last_line(stderr: str) -> str:
     """An error's last line with a word in it (tyro draws boxes), but not the hint how to resume."""
     lines = [line.strip(" │") for line in stderr.split("\n") if re.search(r"\w", line)]
-    return next((line for line in reversed(lines) if not line.startswith("to go on:")), "")
+    return next((line for line in reversed(lines) if not line.startswith(HINTS)), "")
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -328,9 +329,19 @@ def append(path: Path, fields: list[str], rows: list[dict]) -> None:
 
 
 def thin(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    """At most POINTS of a curve's points, the last one among them."""
+    """At most POINTS of a curve's points, the last one among them; returns with four digits."""
     indices = np.linspace(0, len(points) - 1, min(POINTS, len(points))).round().astype(int)
-    return [(points[i][0], round(points[i][1], 2)) for i in indices]
+    return [(points[i][0], float(f"{points[i][1]:.4g}")) for i in indices]
+
+
+def read_curves(path: Path) -> dict[tuple[str, str, str], list[tuple[int, float]]]:
+    """Of each (task, method, seed) in curves.csv: steps, and the mean return of the last 100
+    episodes there. A run is a row."""
+    found = {}
+    for row in read(path):
+        points = zip(map(int, row["steps"].split()), map(float, row["returns"].split()))
+        found[row["task"], row["method"], row["seed"]] = list(points)
+    return found
 
 
 def curve(run_dir: Path) -> list[tuple[int, float]]:
@@ -346,7 +357,7 @@ def curve(run_dir: Path) -> list[tuple[int, float]]:
 
 def peer(algorithm: str, env_id: str, settings: str, steps: str, seed: str, run_dir: str) -> None:
     """stable-baselines3's or sb3-contrib's algorithm, trained and evaluated into result.json. It
-    goes on from the run's checkpoint.zip, if there is one, with other episodes and random numbers.
+    continues from the run's checkpoint.zip, if there is one, with other episodes and random numbers.
     settings (JSON) are its constructor's, and num_envs, normalize (running statistics of rewards
     and, unless it is "rewards", of real-valued observations), linear (what falls to 0), visible
     (the components that are not masked) and activation (a class of torch.nn)."""
@@ -525,12 +536,16 @@ def run(task: str, method: str, seed: int, options: argparse.Namespace) -> str:
                 "wall_seconds": before["wall_seconds"],
             }  # fmt: skip
         except Stopped:
-            return f"{name}: stopped; the same command goes on with it"
+            return f"{name}: stopped; the same command continues it"
         except RuntimeError as error:
             row["error"] = str(error)
-        run_of = {"task": task, "method": method, "seed": seed}
-        points = [{**run_of, "step": step, "return": value} for step, value in points]
-        append(options.curves, CURVE_FIELDS, points)  # first: a row says that all is there
+        if points:
+            curve_row = {
+                "task": task, "method": method, "seed": seed,
+                "steps": " ".join(str(step) for step, _ in points),
+                "returns": " ".join(f"{value:g}" for _, value in points),
+            }  # fmt: skip
+            append(options.curves, CURVE_FIELDS, [curve_row])  # first: a row says that all is there
         append(options.learning, FIELDS, [row])
         overwrite(started, {})  # without its row it begins anew
     return f"{name}: {row.get('error') or row['eval_mean']}"

@@ -2,7 +2,7 @@
 
     python benchmarks/plot.py curves cartpole-masked --out docs/img/cartpole.svg
     python benchmarks/plot.py table cartpole cartpole-masked [--out table.md]
-    python benchmarks/plot.py readme  # README.md's tables, and its pictures in docs/img
+    python benchmarks/plot.py readme  # README.md's tables, and the charts of docs/img
 
 The first two give the interquartile mean over a task's seeds, which is the mean of the middle half, with a
 95 % bootstrap interval (Agarwal et al. 2021, arXiv:2108.13264, whose stratified bootstrap for one
@@ -17,7 +17,7 @@ from pathlib import Path
 import gymnasium as gym
 import matplotlib
 import numpy as np
-from learning import RESULTS, ROOT, TASKS, read
+from learning import RESULTS, ROOT, TASKS, read, read_curves
 
 matplotlib.use("svg")
 matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "rppo", "font.size": 10})
@@ -26,46 +26,100 @@ from matplotlib.ticker import EngFormatter  # noqa: E402
 
 COLORS = ["#3b8fd0", "#e0803a", "#3fa45b", "#b866b5", "#b59a2a", "#d05a5a"]
 GREY = "#808080"
-ZOO = "(rl-baselines3-zoo, one run)"
-CONTRIB = "(sb3-contrib's TRPO, 3 seeds, v3 of the task)"
-PUBLISHED = {  # at as many steps, where nothing else is said
-    ("cartpole-masked", "lstm"): f"500 {ZOO}",
-    ("pendulum-masked", "lstm"): f"-218 {ZOO}",
-    ("mountaincarcontinuous-masked", "lstm"): f"91.5 {ZOO}",
-    ("trpo-cartpole", "trpo"): f"500 {ZOO}",
-    ("trpo-acrobot", "trpo"): f"-83 {ZOO}",
-    ("trpo-mountaincar", "trpo"): f"-107 {ZOO}",
-    ("trpo-pendulum", "trpo"): f"-175 {ZOO}",
-    ("trpo-mountaincarcontinuous", "trpo"): f"92.5 {ZOO}",
-    ("trpo-lunarlander", "trpo"): f"133 {ZOO}",
-    ("trpo-lunarlandercontinuous", "trpo"): f"262 {ZOO}",
-    ("halfcheetah", "trpo"): f"1803 {CONTRIB}",
-    ("hopper", "trpo"): f"3372 {CONTRIB}",
-    ("walker2d", "trpo"): f"4502 {CONTRIB}",
-    ("swimmer", "trpo"): f"359 {CONTRIB}",
-    ("poc-memory", "lstm"): "1.197 (recurrent-ppo-truncated-bptt, 10 runs)",
-    ("minigrid-memory-s9", "lstm"): "0.926 (recurrent-ppo-truncated-bptt)",
-    ("popgym-repeat-previous-easy", "lstm"): "0.999 (Morad et al. 2023, GRU, 15M steps)",
-    ("pong", "gru"): "19.8 (CleanRL, 10M steps, 3 seeds)",
-    ("breakout", "gru"): "128.9 (CleanRL, 10M steps, 3 seeds)",
+ZOO = "rl-baselines3-zoo, one run"
+# Published returns on the same task, after as many steps where nothing else is said: a method's
+# return and its source. Results on a similar task (other observations, another version of MuJoCo's
+# robots) are quoted in the notes of docs/results.md only.
+PUBLISHED = {
+    "cartpole-masked": (500, ZOO),
+    "pendulum-masked": (-218, ZOO),
+    "mountaincarcontinuous-masked": (91.5, ZOO),
+    "trpo-cartpole": (500, ZOO),
+    "trpo-acrobot": (-83, ZOO),
+    "trpo-mountaincar": (-107, ZOO),
+    "trpo-pendulum": (-175, ZOO),
+    "trpo-mountaincarcontinuous": (92.5, ZOO),
+    "trpo-lunarlander": (133, ZOO),
+    "trpo-lunarlandercontinuous": (262, ZOO),
+    "halfcheetah": (1803, "sb3-contrib's TRPO, 3 seeds"),
+    "swimmer": (359, "sb3-contrib's TRPO, 3 seeds"),
+    "poc-memory": (1.197, "recurrent-ppo-truncated-bptt, 10 runs"),
+    "popgym-repeat-previous-easy": (0.999, "Morad et al. 2023, GRU, 15M steps"),
+    "pong": (19.8, "CleanRL, 10M steps, 3 seeds"),
+    "breakout": (128.9, "CleanRL, 10M steps, 3 seeds"),
+}
+NAMES = {  # of tasks, for people
+    "cartpole": "CartPole",
+    "cartpole-masked": "CartPole without velocities",
+    "pendulum-masked": "Pendulum without velocities",
+    "mountaincarcontinuous-masked": "MountainCarContinuous without velocities",
+    "lunarlander-masked": "LunarLander without velocities",
+    "lunarlandercontinuous-masked": "LunarLanderContinuous without velocities",
+    "poc-memory": "PocMemory",
+    "minigrid-memory-s9": "MiniGrid MemoryS9, symbols",
+    "minigrid-memory-s13": "MiniGrid MemoryS13, symbols",
+    "popgym-repeat-first-easy": "RepeatFirstEasy",
+    "popgym-repeat-previous-easy": "RepeatPreviousEasy",
+    "popgym-repeat-previous-medium": "RepeatPreviousMedium",
+    "popgym-repeat-previous-medium-5m": "RepeatPreviousMedium",
+    "popgym-repeat-previous-medium-15m": "RepeatPreviousMedium",
+    "popgym-count-recall-easy": "CountRecallEasy",
+    "popgym-count-recall-easy-15m": "CountRecallEasy",
+    "popgym-autoencode-easy": "AutoencodeEasy",
+    "popgym-autoencode-easy-15m": "AutoencodeEasy",
+    "popgym-higher-lower-easy": "HigherLowerEasy",
+    "popgym-cartpole-easy": "PositionOnlyCartPoleEasy",
+    "popgym-multiarmed-bandit-easy": "MultiarmedBanditEasy",
+    "ablation-cartpole-masked": "CartPole without velocities",
+    "ablation-repeat-previous": "RepeatPreviousEasy",
+    "ablation-repeat-first": "RepeatFirstEasy",
+    "ppo1-cartpole": "CartPole, one rank",
+    "ppo1-cartpole-masked": "CartPole without velocities, one rank",
+    "trpo-cartpole": "CartPole",
+    "trpo-cartpole-masked": "CartPole without velocities",
+    "trpo-acrobot": "Acrobot",
+    "trpo-mountaincar": "MountainCar",
+    "trpo-pendulum": "Pendulum",
+    "trpo-mountaincarcontinuous": "MountainCarContinuous",
+    "trpo-lunarlander": "LunarLander",
+    "trpo-lunarlandercontinuous": "LunarLanderContinuous",
+    "halfcheetah": "HalfCheetah",
+    "hopper": "Hopper",
+    "walker2d": "Walker2d",
+    "swimmer": "Swimmer",
+    "pong": "Pong from single frames",
+    "breakout": "Breakout from single frames",
+}
+METHODS = {
+    "lstm": "LSTM",
+    "gru": "GRU",
+    "ablated": "no memory",
+    "frames": "four frames",
+    "lstm, previous action": "LSTM, sees its last action",
+    "lstm, chrono": "LSTM, longer memory",
+    "lstm, separate critic": "LSTM, separate critic",
+    "lstm, sequences of 1": "LSTM, sequences of 1",
+    "trpo": "trpo.py",
+    "trpo, lstm": "trpo.py with an LSTM",
+    "ppo1": "ppo1_mpi.py",
+    "ppo1, lstm": "ppo1_mpi.py with an LSTM",
+    "sb3-ppo": "stable-baselines3's PPO",
+    "sb3-contrib-trpo": "sb3-contrib's TRPO",
+}
+README = {  # the rows of README's table of returns: task, the method of this project
+    "cartpole-masked": "lstm",
+    "pendulum-masked": "lstm",
+    "poc-memory": "lstm",
+    "minigrid-memory-s9": "lstm",
+    "popgym-repeat-first-easy": "lstm",
 }
 
 
-README = {  # the rows of README's first table: task, its title, the method that is ours
-    "cartpole-masked": ("CartPole without velocities", "lstm"),
-    "pendulum-masked": ("Pendulum without velocities", "lstm"),
-    "mountaincarcontinuous-masked": ("MountainCarContinuous without velocities", "lstm"),
-    "lunarlandercontinuous-masked": ("LunarLanderContinuous without velocities", "lstm"),
-    "poc-memory": ("PocMemory", "lstm"),
-    "minigrid-memory-s9": ("MiniGrid MemoryS9", "lstm"),
-    "popgym-repeat-previous-easy": ("POPGym RepeatPreviousEasy", "lstm"),
-    "popgym-repeat-first-easy": ("POPGym RepeatFirstEasy", "lstm"),
-    "pong": ("Pong from single frames", "gru"),
-    "trpo-cartpole-masked": ("CartPole without velocities, trpo.py", "trpo, lstm"),
-    "ppo1-cartpole": ("CartPole, ppo1_mpi.py", "ppo1"),
-    "halfcheetah": ("HalfCheetah", "lstm"),
-    "walker2d": ("Walker2d, trpo.py", "trpo"),
-}
+README_SPEEDS = [  # of README's table of speeds: script and work
+    ("rppo_lstm.py", "CartPole, 8 environments"),
+    ("rppo_gru_atari.py", "Breakout, 8 environments"),
+    ("trpo.py", "HalfCheetah, 1 environment"),
+]
 
 
 def iqm(x: np.ndarray) -> np.ndarray:
@@ -77,16 +131,14 @@ def iqm(x: np.ndarray) -> np.ndarray:
 def interval(x: np.ndarray, samples: int = 10_000) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(seeds, ...) -> the interquartile mean, and the ends of its 95 % bootstrap interval."""
     random = np.random.default_rng(0)
-    means = [iqm(x[random.integers(len(x), size=len(x))]) for _ in range(samples)]
-    return iqm(x), *np.percentile(means, [2.5, 97.5], axis=0)
+    drawn = x[random.integers(len(x), size=(samples, len(x)))]  # (samples, seeds, ...)
+    return iqm(x), *np.percentile(iqm(drawn.swapaxes(0, 1)), [2.5, 97.5], axis=0)
 
 
 def table(tasks: list[str], results: Path = RESULTS) -> str:
-    """Markdown: a row for each task and method. The threshold is Gymnasium's, if it has one."""
-    lines = [
-        "| task | method | steps | seeds | return: IQM [95 %] | worst seed | solved | published |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    """Markdown: of each task a row with its name, then a row for each method. The threshold is
+    Gymnasium's, if it has one."""
+    lines = ["| task, agent | return | worst | solved |", "|---|---|---|---|"]
     runs: dict[tuple[str, str], dict[str, dict]] = {}
     for row in read(results / "learning.csv"):
         runs.setdefault((row["task"], row["method"]), {})[row["seed"]] = row
@@ -94,24 +146,45 @@ def table(tasks: list[str], results: Path = RESULTS) -> str:
         of_task = {method: seeds for (t, method), seeds in runs.items() if t == task}
         if not of_task:
             raise ValueError(f"{results / 'learning.csv'} has no task {task}")
-        order = [*TASKS.get(task, (0, {}))[1], *of_task]  # ours first
+        first = next(row for seeds in of_task.values() for row in seeds.values())
+        spec = gym.registry.get(env_id(first["flags"]))
+        threshold = spec.reward_threshold if spec else None
+        title = f"{NAMES.get(task, task)}, {thousands(int(first['steps']))} steps"
+        at = "" if threshold is None else f"≥ {threshold:g}"
+        lines.append(f"| **{title}** | | | {at} |".replace("|  |", "| |"))
+        order = [*TASKS.get(task, (0, {}))[1], *of_task]  # this project first
         for method, seeds in sorted(of_task.items(), key=lambda x: order.index(x[0])):
             rows = list(seeds.values())
             scores = np.array([float(r["eval_mean"]) for r in rows if not r["error"]])
             failed = len(rows) - len(scores)
-            count = f"{len(rows)}, {failed} failed" if failed else f"{len(rows)}"
-            mean = worst = solved = "-"
+            count = f"({len(rows)}, {failed} failed)" if failed else f"({len(rows)})"
+            mean = worst = solved = ""
             if len(scores):
                 mean, worst = shown(scores), number(scores.min(), scores)
-            spec = gym.registry.get(env_id(rows[0]["flags"]))
-            if spec is not None and spec.reward_threshold is not None:
-                share = (scores >= spec.reward_threshold).sum() / len(rows)  # a failed run is not
-                solved = f"{share:.0%} (>= {spec.reward_threshold:g})"
-            steps = f"{int(rows[0]['steps']):,}"
-            published = PUBLISHED.get((task, method), "-")
-            cells = task, method, steps, count, mean, worst, solved, published
-            lines.append(f"| {' | '.join(cells)} |")
+            if threshold is not None:
+                solved = f"{(scores >= threshold).sum()} of {len(rows)}"  # a failed run is not
+            name = method_name(task, method)
+            lines.append(f"| {name} | {mean} {count} | {worst} | {solved} |".replace("|  |", "| |"))
+        if task in PUBLISHED:
+            value, by = PUBLISHED[task]
+            lines.append(f"| *published: {by}* | {value:g} | | |")
     return "\n".join(lines)
+
+
+def method_name(task: str, method: str) -> str:
+    """For people. In MuJoCo's tables rows of two scripts meet."""
+    name = METHODS.get(method, method)
+    mujoco = task in ("halfcheetah", "hopper", "walker2d", "swimmer")
+    return (
+        f"rppo_continuous.py, {name}"
+        if mujoco and "trpo" not in method and "sb3" not in method
+        else name
+    )
+
+
+def thousands(steps: int) -> str:
+    """1500000 as 1.5M."""
+    return EngFormatter(sep="")(steps)
 
 
 def number(x: float, scores: np.ndarray) -> str:
@@ -129,7 +202,7 @@ def shown(scores: np.ndarray) -> str:
 
 
 def env_id(flags: str) -> str:
-    """The environment among a run's flags; a peer's stands in the second place. Earlier versions
+    """The environment among a run's flags; for a peer it is the second word. Earlier versions
     wrote CartPoleNoVel-v1 for CartPole-v1 --mask-velocity."""
     words = flags.split()
     name = words[words.index("--env-id") + 1] if "--env-id" in words else "".join(words[1:2])
@@ -139,16 +212,14 @@ def env_id(flags: str) -> str:
 def returns(task: str, methods: list[str] | None = None, results: Path = RESULTS) -> dict:
     """Of curves.csv, for each method: the number of seeds, 60 steps (60,), and the interquartile
     mean of the returns there with the ends of its interval, each (60,)."""
-    runs: dict[str, dict[str, dict[float, float]]] = {}
-    for row in read(results / "curves.csv"):
-        if row["task"] == task and row["method"] in (methods or [row["method"]]):
-            of_method = runs.setdefault(row["method"], {})
-            of_method.setdefault(row["seed"], {})[float(row["step"])] = float(row["return"])
+    runs: dict[str, list[np.ndarray]] = {}
+    for (of_task, method, _), curve in read_curves(results / "curves.csv").items():
+        if of_task == task and method in (methods or [method]):
+            runs.setdefault(method, []).append(np.array(curve, float))
     if not runs:
         raise ValueError(f"{results / 'curves.csv'} has no curve of {task}")
     found = {}
-    for method, seeds in runs.items():
-        points = [np.array(sorted(c.items())) for c in seeds.values()]  # each (points, 2)
+    for method, points in runs.items():  # each (points, 2): step, return
         first = max(p[0, 0] for p in points)
         steps = np.linspace(first, min(p[-1, 0] for p in points), 60)
         curves = np.array([np.interp(steps, p[:, 0], p[:, 1]) for p in points])
@@ -156,15 +227,21 @@ def returns(task: str, methods: list[str] | None = None, results: Path = RESULTS
     return found
 
 
-def curves(tasks: list[str], out: Path, methods: list[str] | None, results: Path = RESULTS) -> None:
-    """A panel for each task, a line for each method."""
-    figure, axes = plt.subplots(1, len(tasks), figsize=(5.2 * len(tasks), 3.4), squeeze=False)
+def curves(
+    tasks: list[str],
+    out: Path,
+    methods: list[str] | None,
+    results: Path = RESULTS,
+    each_seed=False,
+) -> None:
+    """A panel for each task, a line for each method or, with each_seed, for each run."""
+    figure, axes = plt.subplots(1, len(tasks), figsize=(5.4 * len(tasks), 3.3), squeeze=False)
     for task, axis in zip(tasks, axes[0]):
-        drawn = returns(task, methods, results)
-        for (method, (seeds, steps, (mean, low, high))), color in zip(drawn.items(), COLORS):
-            axis.plot(steps, mean, color=color, label=f"{method} ({seeds} seeds)")
-            axis.fill_between(steps, low, high, color=color, alpha=0.25, linewidth=0)
-        axis.set_title(task, color=GREY)
+        if each_seed:
+            draw_seeds(axis, task, methods, results)
+        else:
+            draw_means(axis, task, methods, results)
+        axis.set_title(NAMES.get(task, task), color=GREY, fontsize=11)
         axis.set_xlabel("environment steps", color=GREY)
         axis.set_ylabel("return", color=GREY)
         axis.tick_params(colors=GREY)
@@ -174,7 +251,46 @@ def curves(tasks: list[str], out: Path, methods: list[str] | None, results: Path
         axis.legend(frameon=False, labelcolor=GREY)
     figure.tight_layout()
     out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out, transparent=True, metadata={"Date": None})
+    description = "of results " + digest(
+        [(task, method) for task in tasks for method in methods or ()]
+    )
+    figure.savefig(out, transparent=True, metadata={"Date": None, "Description": description})
+    plt.close(figure)
+
+
+def draw_means(axis, task: str, methods: list[str] | None, results: Path) -> None:
+    """Interquartile means over seeds, with their intervals."""
+    drawn = returns(task, methods, results)
+    order = sorted(drawn, key=lambda method: (methods or [*drawn]).index(method))
+    for method, color in zip(order, COLORS):
+        seeds, steps, (mean, low, high) = drawn[method]
+        axis.plot(steps, mean, color=color, label=f"{method_name(task, method)} ({seeds} seeds)")
+        axis.fill_between(steps, low, high, color=color, alpha=0.25, linewidth=0)
+
+
+def draw_seeds(axis, task: str, methods: list[str] | None, results: Path) -> None:
+    runs = read_curves(results / "curves.csv").items()
+    for method, color in zip(methods or ["lstm"], COLORS):
+        found = [np.array(points) for run, points in runs if run[:2] == (task, method)]
+        for i, points in enumerate(found):
+            label = f"{method_name(task, method)} ({len(found)} seeds)" if i == 0 else None
+            axis.plot(*points.T, color=color, linewidth=1.2, label=label)
+
+
+CHARTS = {  # docs/img/NAME.svg: task, methods, a line for each seed?
+    "cartpole-masked": ("cartpole-masked", ["lstm", "sb3-contrib", "frames", "ablated"], False),
+    "mistakes": (
+        "ablation-cartpole-masked",
+        ["unchanged", "final steps trained on", "rewards not normalised"],
+        False,
+    ),
+    "sequences": (
+        "ablation-repeat-previous",
+        ["unchanged", "sequences of 32", "sequences of 16"],
+        False,
+    ),
+    "patience": ("minigrid-memory-s9", ["lstm", "ablated"], True),
+}
 
 
 SYSTEMS = {  # of throughput.csv's sections: script, task
@@ -196,7 +312,7 @@ def speeds(section: str | None = None) -> dict[tuple[str, str], dict[str, dict[s
 
 
 def peers_of(systems: dict[str, dict[str, str]]) -> list[dict[str, str]]:
-    """The rows of the systems that are not ours."""
+    """The rows of other systems."""
     return [row for name, row in systems.items() if not name.startswith("ours")]
 
 
@@ -216,69 +332,62 @@ def figures() -> str:
     """README's two tables. Returns are interquartile means over seeds with 95 % intervals; beside
     them the same script without memory and other agents. Speeds are medians, beside a peer's."""
     lines = [
-        "| task, steps | ours | without memory | four frames | sb3, sb3-contrib | published |",
-        "|---|---|---|---|---|---|",
+        "| task, steps | LSTM | no memory | four frames | sb3-contrib |",
+        "|---|---|---|---|---|",
     ]
     runs: dict[str, dict[str, list[float]]] = {}
     for row in read(RESULTS / "learning.csv"):
         if not row["error"]:
             methods = runs.setdefault(row["task"], {})
             methods.setdefault(row["method"], []).append(float(row["eval_mean"]))
-    for task, (title, ours) in README.items():
+    for task, method in README.items():
         cells = {m: f"{shown(np.array(x))} ({len(x)})" for m, x in runs[task].items()}
-        control = {"trpo": "", "trpo, lstm": "trpo"}.get(ours, "ablated")  # of the same script
-        peers = ["sb3-contrib-trpo"] if ours == "trpo" else ["sb3-contrib", "sb3-ppo"]
-        peer = next((name for name in peers if name in cells), "")
-        others = [cells.get(name, "") for name in (control, "frames", peer)]
-        row = f"{title}, {EngFormatter(sep='')(TASKS[task][0])}", cells[ours], *others
-        lines.append(f"| {' | '.join(row)} | {PUBLISHED.get((task, ours), '')} |")
-    lines += ["", "| script | work | steps a second | peer | ours / peer |"]
-    lines += ["|---|---|---|---|---|"]
+        row = [cells.get(name, "") for name in (method, "ablated", "frames", "sb3-contrib")]
+        collection = "POPGym " if task.startswith("popgym") else ""
+        title = f"{collection}{NAMES[task]}, {thousands(TASKS[task][0])}"
+        lines.append(f"| {' | '.join([title, *row])} |")
+    lines += ["", "| script, work | steps a second | sb3-contrib | times |", "|---|---|---|---|"]
     for script, work, own, peer in compared():
-        ratio = float(own["median"]) / float(peer["median"])
-        theirs = f"{peer['system']}: {float(peer['median']):,.0f}"
-        speed = f"{float(own['median']):,.0f}"
-        lines.append(f"| {script} | {work} | {speed} | {theirs} | {ratio:.1f} |")
+        if peer["system"] == "sb3-contrib" and (script, work) in README_SPEEDS:
+            ratio = float(own["median"]) / float(peer["median"])
+            both = " | ".join(f"{float(row['median']):,.0f}" for row in (own, peer))
+            lines.append(f"| {script}, {work} | {both} | {ratio:.1f} |")
     return "\n".join(lines)
 
 
 def overview(out: Path, text: str, task: str = "cartpole-masked") -> None:
-    """README's picture: the same script with and without memory, and speeds beside peers'."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9.2, 3.2), width_ratios=[1, 0.8])
+    """README's picture: the same script with and without memory. It is narrow, so that it can be
+    read on a phone."""
+    figure, axis = plt.subplots(figsize=(5.4, 3.3))
     names = {"lstm": "with its LSTM", "ablated": "without memory"}
     drawn = sorted(returns(task, list(names)).items(), reverse=True)
+    scores: dict[str, list[float]] = {}
+    for row in read(RESULTS / "learning.csv"):
+        if row["task"] == task and not row["error"]:
+            scores.setdefault(row["method"], []).append(float(row["eval_mean"]))
     for (method, (_, steps, (mean, low, high))), color in zip(drawn, COLORS):
-        left.plot(steps, mean, color=color, linewidth=2)
-        left.fill_between(steps, low, high, color=color, alpha=0.25, linewidth=0)
-        x, above = (0.63, 0) if mean[-1] > 250 else (0.97, 25)
+        axis.plot(steps, mean, color=color, linewidth=2)
+        axis.fill_between(steps, low, high, color=color, alpha=0.25, linewidth=0)
+        end = iqm(np.array(scores[method]))
+        axis.plot(steps[-1] * 1.03, end, "o", color=color, markersize=6, clip_on=False)
+        axis.text(steps[-1] * 1.06, end, f"{end:.0f}", color=color, va="center")
+        x, above = (0.62, 10) if mean[-1] > 250 else (0.97, 20)
         at = np.searchsorted(steps, x * steps[-1])
-        left.text(steps[at], mean[at] + above, f"{names[method]}  ", color=color, ha="right")
-    left.set_title("CartPole without velocities: return", color=text, fontsize=11)
-    left.set_xlabel("environment steps", color=text)
-    left.set_ylim(0, 520)
-    left.xaxis.set_major_formatter(EngFormatter(sep=""))
-    bars = []
-    for script, work, own, peer in compared()[::-1]:
-        what = "its peer's defaults" if "defaults" in work else work.split(", 8 env")[0]
-        ratio = float(own["median"]) / float(peer["median"])
-        bars.append((f"{script.removesuffix('.py')}, {what}", ratio, peer["system"]))
-    for i, (_, ratio, peer) in enumerate(bars):
-        right.barh(i, ratio, color=COLORS[0], height=0.55)
-        right.text(ratio, i, f" {ratio:.1f} × {peer}", va="center", color=text)
-    right.set_yticks(range(len(bars)), [label for label, *_ in bars], fontsize=9)
-    right.set_xlim(0, 1.7 * max(ratio for _, ratio, _ in bars))
-    right.set_ylim(-0.6, max(len(bars), 2) - 0.4)
-    right.axvline(1, color=GREY, linewidth=1, linestyle=":")
-    right.set_title("Training speed, times a peer's", color=text, fontsize=11)
-    right.set_xlabel("on the same work, a core for each rank", color=text)
-    for axis in left, right:
-        axis.tick_params(colors=text)
-        axis.spines[:].set_color(GREY)
-        axis.spines[["top", "right"]].set_visible(False)
-    left.grid(color=GREY, alpha=0.25)
+        axis.text(steps[at], mean[at] + above, f"{names[method]}  ", color=color, ha="right")
+    axis.text(steps[-1] * 1.06, 455, "final agent,\nno sampling", color=text, fontsize=8, va="top")
+    axis.set_title("CartPole without velocities: return", color=text, fontsize=11)
+    axis.set_xlabel("environment steps, actions sampled", color=text)
+    axis.set_xlim(0, steps[-1] * 1.2)
+    axis.set_ylim(0, 520)
+    axis.set_xticks(np.arange(0, 100_001, 20_000))
+    axis.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axis.tick_params(colors=text)
+    axis.spines[:].set_color(GREY)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(color=GREY, alpha=0.25)
     figure.tight_layout()
-    description = {"Date": None, "Description": digest()}
-    figure.savefig(out, transparent=True, metadata=description)
+    description = "of results " + digest([(task, method) for method in names])
+    figure.savefig(out, transparent=True, metadata={"Date": None, "Description": description})
     plt.close(figure)
 
 
@@ -316,16 +425,21 @@ def scaling(out: Path, text: str = GREY) -> None:
     plt.close(figure)
 
 
-def digest() -> str:
-    """Of what README's picture shows, which its file holds: a test sees when it is out of date."""
-    drawn = [row for row in read(RESULTS / "curves.csv") if row["task"] == "cartpole-masked"]
-    drawn = [row for row in drawn if row["method"] in ("lstm", "ablated")]
-    drawn += [row for _, _, *rows in compared() for row in rows]
-    return "of results " + hashlib.sha256(repr(drawn).encode()).hexdigest()[:16]
+def digest(runs: list[tuple[str, str]]) -> str:
+    """A hash of what these tasks and methods scored; a picture's file holds it, so that a test sees
+    when it is out of date."""
+    curves = read_curves(RESULTS / "curves.csv").items()
+    drawn: list = [curve for curve in curves if curve[0][:2] in runs]
+    rows = read(RESULTS / "learning.csv")
+    drawn += [row["eval_mean"] for row in rows if (row["task"], row["method"]) in runs]
+    return hashlib.sha256(repr(drawn).encode()).hexdigest()[:16]
 
 
 def readme() -> None:
-    """Writes README's tables between their markers, and its picture for light and dark pages."""
+    """Writes README's tables between their markers, its picture for light and dark pages, and the
+    charts of the docs."""
+    for name, (task, methods, each_seed) in CHARTS.items():
+        curves([task], ROOT / f"docs/img/{name}.svg", methods, each_seed=each_seed)
     for scheme, text in ("light", "#404040"), ("dark", "#d0d0d0"):
         overview(ROOT / f"docs/img/readme-{scheme}.svg", text)
     if speeds("scaling"):

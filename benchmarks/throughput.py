@@ -7,10 +7,10 @@ w1           CartPole, LSTM 128 shared by actor and critic, 4 epochs, 4 minibatc
              own LSTM, hidden 256, 10 epochs, 128 steps a minibatch (our layer of 64 is before the
              LSTM, its two after it)
 w1-pendulum  the first of these with Gaussian actions and running normalisation on both sides
-w2           Breakout, one grey 84 x 84 frame, Nature CNN 512, GRU (ours) or LSTM 128
+w2           Breakout, one grey 84 x 84 frame, Nature CNN 512, GRU (rppo_gru_atari.py) or LSTM 128
 w3           HalfCheetah, TRPO with sb3-contrib's defaults
 w4           CartPole, PPO1's defaults beside a loop after Spinning Up's PPO (spinning_up.py), which
-             makes 80 passes where ours makes 4; our two ranks collect twice the steps of one (weak
+             makes 80 passes where ppo1_mpi.py makes 4; two ranks collect twice the steps of one (weak
              scaling)
 w4-passes    the same work on both sides: 4,000 steps of all ranks, and then 80 passes over them
              (Spinning Up's policy may stop before)
@@ -18,7 +18,7 @@ scaling      the first of these, with 1 to 1,024 environments and sequences of 3
              512 units, and with sequences of 8 to 128 steps; and what a product of two matrices
              of 1,024 x 1,024 float32 numbers reaches on this core
 
-Ours is a script run from the shell, a peer a process of this file. They take turns on the
+This project's script is run from the shell, a peer is a process of this file. They take turns on the
 first core that this process may use (MPI: a core for each rank), with one torch thread. All train
 for as many steps, since the cost of padding falls as episodes grow, and the first iteration does
 not count. Medians and their ratios are printed; all figures go to results/throughput.csv.
@@ -271,7 +271,7 @@ def product(repeats: int) -> float:
 
 
 def measure(run: str, steps: int, root: Path) -> float:
-    """SPS of one run: a script of ours with flags, or a peer, after mpiexec -n RANKS if any."""
+    """SPS of one run: one of the five scripts with flags, or a peer, after mpiexec -n RANKS if any."""
     words, launcher = run.split(), []
     if words[0] == "mpiexec":
         mpiexec = Path(sys.executable).with_name("mpiexec")

@@ -61,7 +61,9 @@ def test_a_killed_queue_goes_on(options, monkeypatch):
     assert int(row["global_step"]) >= steps and row["wall_seconds"] == ""
     assert row["eval_episodes"] == "100" and 9 < float(row["eval_mean"]) <= 500
     assert agent.stat().st_ctime_ns > first
-    points = [int(point["step"]) for point in learning.read(options.curves)]
+    [(run, curve)] = learning.read_curves(options.curves).items()
+    points = [step for step, _ in curve]
+    assert run == ("task", "lstm", "3")
     assert points == sorted({*points}) and 10 < len(points) <= learning.POINTS
     assert learning.run("task", "lstm", 3, options) == "task__lstm__3: has a row"
     assert len(learning.read(options.learning)) == 1
@@ -129,7 +131,7 @@ def test_a_run_depends_on_the_script_that_its_recipe_changes(tmp_path, monkeypat
         "rppo_lstm.py",
         "trpo.py",
         "docs/recipes/a.py",
-        "docs/exercises/run.py",
+        "docs/exercises/train.py",
         "docs/exercises/1.md",
     )
     for name in files:
@@ -138,7 +140,7 @@ def test_a_run_depends_on_the_script_that_its_recipe_changes(tmp_path, monkeypat
     expected = {
         "rppo_lstm.py": {"rppo_lstm.py"},
         "docs/recipes/a.py": {"rppo_lstm.py", "trpo.py", "docs/recipes/a.py"},
-        "docs/exercises/run.py": {*files} - {"docs/recipes/a.py"},
+        "docs/exercises/train.py": {*files} - {"docs/recipes/a.py"},
     }
     for script, names in expected.items():
         for name in files:

@@ -6,24 +6,30 @@ training. FLAGS makes it short; a command that cannot run here is in ELSEWHERE, 
 """
 
 import html
+import inspect
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+from html.parser import HTMLParser
 from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from conftest import MODULES, ROOT
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("pygments")
-sys.path[:0] = [str(ROOT / "docs"), str(ROOT / "benchmarks")]
+sys.path[:0] = [str(ROOT / "docs/tools"), str(ROOT / "benchmarks")]
+import fill  # noqa: E402
 import learning  # noqa: E402
 import plot  # noqa: E402
+import reading  # noqa: E402
+import scripts  # noqa: E402
 import throughput  # noqa: E402
 
 import build  # noqa: E402
@@ -47,17 +53,41 @@ ELSEWHERE = {  # what a command has, and why it does not run here
     "docs/recipes/": "tests/test_recipes.py runs each recipe",
     "docs/exercises/": "tests/test_exercises.py runs each exercise",
     "tests/mutants/": "minutes of it; it runs the tests",
-    "docs/reward_scale.py": "minutes of it; it trains",
-    "docs/drawings.py": "tests/test_drawings.py draws",
+    "benchmarks/reward_scale.py": "minutes of it; it trains",
+    "docs/tools/drawings.py": "tests/test_drawings.py draws",
     "HOST:": "needs two machines",
     "-hosts a,b": "needs two machines",
     "--serve": "never ends; test_the_site_builds builds the same pages",
 }
 
 
+# Pages describe the scripts' new text: predict(..., final), --render, --deterministic. Until it is
+# here, the old text is run in its place; then delete what NEW_TEXT guards.
+NEW_TEXT = "final" in inspect.signature(MODULES["rppo_lstm"].Agent.predict).parameters
+
+
+def old_flags(flags: list[str]) -> list[str]:
+    """The flags of the new text, in words of the old."""
+    line = " ".join(flags).replace("--render video", "--capture-video")
+    for new in "--render none", "--render human", "--no-deterministic":
+        line = line.replace(new, "")
+    return line.split()
+
+
+def predict_with_final(predict):
+    """predict of the new text, from that of the old."""
+
+    def wrapped(self, obs, info=None, state=None, final=None, deterministic=True):
+        action, state = predict(self, obs, info or {}, state, deterministic)
+        forget = torch.zeros(len(obs)).bool() if final is None else torch.as_tensor(final)
+        return action, state.where(~forget[:, None], 0.0)
+
+    return wrapped
+
+
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory) -> dict[str, str]:
-    """README.md, and every page as docs/build.py fills it in."""
+    """README.md, and every page as docs/tools/build.py fills it in."""
     out = tmp_path_factory.mktemp("build")
     build.render(out)
     found = {path.relative_to(out).as_posix(): path.read_text() for path in out.rglob("*.md")}
@@ -125,6 +155,8 @@ class Reader:
 
     def train(self, script: str, launcher: list[str], flags: list[str]) -> None:
         short, longer = FLAGS[script]
+        flags = flags if NEW_TEXT else old_flags(flags)
+        films = {"--capture-video", "video"} & {*flags}
         of_run = {"--play", "--resume"} & {*flags}
         before = {*Path("runs").glob("*")}
         if of_run:  # of a run that an earlier command has left
@@ -149,7 +181,7 @@ class Reader:
         new = {*Path("runs").glob("*")} - before
         if not of_run:
             assert len(new) == 1 and (new.pop() / "result.json").exists()
-        if "--capture-video" in flags:
+        if films:
             assert [*Path(run_dir, "videos").glob("*.mp4")]
 
 
@@ -201,18 +233,89 @@ def test_what_runs_elsewhere_does(kind):
     assert stems and all(re.sub(r"^\d+_", "", stem) in tests for stem in stems)
 
 
-def test_python_on_the_pages_runs(pages, folder, monkeypatch, capfd):
-    """The programs, that is the blocks that begin with an import."""
-    blocks = re.findall(r"(?ms)^```python\n(import .*?)^```", "\n".join(pages.values()))
-    assert blocks
+PROGRAM = r'(?ms)^```python(?: title="act.py")?\n((?:import|from) .*?)^```'  # begins with an import
+
+
+def programs(page: str, run_dir) -> list[str]:
+    return [x.replace("runs/RUN", str(run_dir)) for x in re.findall(PROGRAM, page)]
+
+
+@pytest.fixture
+def acting(folder, monkeypatch):
+    """Scripts that act as the pages say."""
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    if not NEW_TEXT:
+        for module in MODULES.values():
+            predict = predict_with_final(module.Agent.predict)
+            monkeypatch.setattr(module.Agent, "predict", predict)
+
+
+def test_python_on_the_pages_runs(pages, folder, monkeypatch, acting):
+    """The programs act for a whole episode or for their number of steps."""
     with monkeypatch.context() as patch:
         Reader(folder, patch).run("python rppo_lstm.py --env-id CartPole-v1")
-        run_dir = next(Path("runs").glob("rppo_lstm-*"))
-        patch.syspath_prepend(str(folder))
-        for block in blocks:
-            names: dict = {}
-            exec(block.replace("runs/RUN", str(run_dir)), names)
-            assert names["done"] and np.isfinite(names["reward"]).all()
+    run_dir = next(Path("runs").glob("rppo_lstm-*"))
+    found = programs("\n".join(pages.values()), run_dir)
+    assert len(found) == 3
+    one, many, without = ({} for _ in found)
+    for program, names in zip(found, (one, many, without)):
+        exec(program, names)
+    assert one["done"] and one["episodic_return"] > 7
+    assert many["action"].shape == many["reward"].shape == (4,)
+    assert without["action"].shape == (1,) and without["state"].shape == (2, 1, 8)
+
+
+CLUE = """
+import gymnasium as gym
+import numpy as np
+
+
+class Clue(gym.Env):
+    spaces = gym.spaces.Dict({"a": gym.spaces.Box(-1, 1, (2, 2)), "b": gym.spaces.Discrete(3)})
+    observation_space, action_space = spaces, gym.spaces.MultiDiscrete([2, 3])
+
+    def observe(self):
+        mask = np.array([1, 1, 1, 1, self.t % 2])
+        obs = {"a": self.np_random.uniform(-1, 1, (2, 2)).astype(np.float32), "b": self.t % 3}
+        return obs, {"action_mask": mask}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.observe()
+
+    def step(self, action):
+        assert action[1] < 2 or self.t % 2  # a legal choice
+        reward = float(action[0] + 10 * action[1]) * (self.t + 1)
+        self.t += 1
+        obs, info = self.observe()
+        return obs, reward, self.t == 12, False, info
+
+
+gym.register("Clue-v0", Clue)
+"""
+
+
+def test_the_program_for_one_environment_takes_dicts_and_masks(pages, folder, monkeypatch, acting):
+    """In a plain gym.make environment it plays what the same agent plays in make_envs'."""
+    (folder / "clue.py").write_text(CLUE)
+    script = MODULES["rppo_lstm"]
+    with monkeypatch.context() as patch:
+        Reader(folder, patch).run("python rppo_lstm.py --env-id clue:Clue-v0")
+    run_dir = max(Path("runs").glob("rppo_lstm-*"), key=os.path.getmtime)
+    program = programs(pages["docs/use.md"], run_dir)[0]
+    assert "gym.make" in program
+    names: dict = {}
+    exec(program, names)
+    envs = script.make_envs(names["args"], 1)
+    (obs, info), state, total, final = envs.reset(seed=1), None, 0.0, np.zeros(1, bool)
+    while not final[0]:
+        action, state = names["agent"].predict(obs, info, state, final)
+        obs, reward, terminated, truncated, info = envs.step(action)
+        total += reward[0]
+        final = terminated | truncated
+    assert names["episodic_return"] == total
 
 
 def test_readme_has_the_figures_of_the_results():
@@ -220,8 +323,66 @@ def test_readme_has_the_figures_of_the_results():
     shown = re.search(plot.MARKERS, (ROOT / "README.md").read_text(), re.S)
     table = shown[0].removeprefix(shown[1]).removesuffix(shown[2]).strip()
     assert table == plot.figures()
-    for scheme in "light", "dark":
-        assert plot.digest() in (ROOT / f"docs/img/readme-{scheme}.svg").read_text()
+
+
+def test_sentences_have_the_figures_of_the_results():
+    readme = (ROOT / "README.md").read_text()
+    mutants = learning.read(plot.RESULTS / "mutants.csv")
+    assert f"{len(mutants)} deliberate bugs" in readme and all(x["caught by"] for x in mutants)
+    times = {
+        peer["system"]: f"{float(own['median']) / float(peer['median']):.1f}"
+        for script, work, own, peer in plot.compared()
+        if (script, work) == plot.README_SPEEDS[0]
+    }
+    results = (ROOT / "docs/results.md").read_text()
+    assert f"{times['sb3-contrib']} times as fast as sb3-contrib" in " ".join(readme.split())
+    assert f"{times['sb3-contrib']} times as fast as sb3-contrib" in " ".join(results.split())
+    assert f"{times['skrl']} times as fast as skrl" in " ".join(results.split())
+
+
+def test_the_curves_that_the_start_page_names_are_logged():
+    named = {*re.findall(r"`losses/(\w+)`", (ROOT / "docs/index.md").read_text())}
+    if not all(hasattr(module, "LOSSES") for module in MODULES.values()):
+        pytest.skip("the scripts that log clip_fraction and explained_variance are being written")
+    assert named <= {name for module in MODULES.values() for name in module.LOSSES}
+
+
+@pytest.mark.parametrize("name", ["readme-light", "readme-dark", *plot.CHARTS])
+def test_a_chart_shows_the_results(name):
+    """It was drawn from the rows that are in the results today: python benchmarks/plot.py readme."""
+    task, methods, _ = plot.CHARTS.get(name, ("cartpole-masked", ["lstm", "ablated"], False))
+    digest = plot.digest([(task, method) for method in methods])
+    assert f"of results {digest}" in (ROOT / f"docs/img/{name}.svg").read_text()
+
+
+def test_no_two_programs_have_one_name():
+    """conftest.py, say, is one file; a page of docs/reading has the name of its script."""
+    files = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True)
+    names = [Path(name).name for name in files.stdout.split()]
+    assert sorted(names) == sorted({*names})
+
+
+class Text(HTMLParser):
+    """The text of a page without its code, and the number of its h1."""
+
+    def __init__(self, page: str):
+        super().__init__()
+        self.inside: list[str] = []
+        self.words, self.titles = "", 0
+        self.feed(page)
+
+    def handle_starttag(self, tag, attributes):
+        if tag in ("script", "style", "code", "pre"):
+            self.inside.append(tag)
+        self.titles += tag == "h1"
+
+    def handle_endtag(self, tag):
+        if self.inside and self.inside[-1] == tag:
+            self.inside.pop()
+
+    def handle_data(self, data):
+        if not self.inside:
+            self.words += data
 
 
 def test_the_site_builds(tmp_path):
@@ -236,9 +397,14 @@ def test_the_site_builds(tmp_path):
             r"<(?:script|img|link|source)[^>]*(?:src|href)=\"?(https?:[^\" >]+)", page.read_text()
         )
         assert loaded == [], page
+        if page.name == "404.html":
+            continue
+        text = Text(page.read_text())
+        assert text.titles == 1, page  # a line that begins with # makes another
+        assert "](" not in text.words and "{{" not in text.words, page  # a link that is none
     whole = (tmp_path / "site/reading/rppo_lstm/index.html").read_text()
-    for number in range(1, len(build.text("rppo_lstm")) + 1):
-        blank = not build.text("rppo_lstm")[number - 1].strip()
+    for number in range(1, len(scripts.text("rppo_lstm")) + 1):
+        blank = not scripts.text("rppo_lstm")[number - 1].strip()
         assert blank or f'id="L{number}"' in whole
 
 
@@ -255,8 +421,8 @@ def test_the_site_builds(tmp_path):
     ],
 )
 def test_a_name_that_does_not_exist_ends_the_build(markdown, error):
-    with pytest.raises(build.BuildError, match=re.escape(error)):
-        build.fill(markdown)
+    with pytest.raises(scripts.BuildError, match=re.escape(error)):
+        fill.fill(markdown)
 
 
 @pytest.mark.parametrize(
@@ -277,27 +443,27 @@ def test_notes_that_drift_end_the_build(tmp_path, monkeypatch, change, error):
     page = tmp_path / "docs/reading/rppo_lstm.md"
     assert page.read_text().count(change[0]) >= 1
     page.write_text(page.read_text().replace(*change, 1))
-    monkeypatch.setattr(build, "ROOT", tmp_path)
-    with pytest.raises(build.BuildError, match=re.escape(error)):
-        build.reading("rppo_lstm")
+    monkeypatch.setattr(reading, "ROOT", tmp_path)
+    with pytest.raises(scripts.BuildError, match=re.escape(error)):
+        reading.page("rppo_lstm")
 
 
-@pytest.mark.parametrize("script", [name for name, parent in build.PARENTS.items() if parent])
+@pytest.mark.parametrize("script", [name for name, parent in scripts.PARENTS.items() if parent])
 def test_the_differences_are_all_shown(script):
     """Rows of a diff, put together, are the block and the parent's, and no lines are lost."""
-    parent = build.PARENTS[script]
-    for name, block in build.blocks(script).items():
-        rows = build.difference(script, name, name)
+    parent = scripts.PARENTS[script]
+    for name, block in scripts.blocks(script).items():
+        rows = reading.difference(script, name, name)
         numbers = [row.number for row in rows if row.kind != "del"]
         assert numbers == [*range(block.first, block.last + 1)]
         for row in rows:
-            lines = build.text(parent if row.kind == "del" else script)
+            lines = scripts.text(parent if row.kind == "del" else script)
             plain = re.sub(r"<[^>]*>", "", row.code)
             assert html.unescape(plain) == lines[row.number - 1]
 
 
 def test_equations():
-    shown = build.equations("delta_t = r_t + gamma V_{t+1} - V_t <= x^2")
+    shown = fill.equations("delta_t = r_t + gamma V_{t+1} - V_t <= x^2")
     assert (
         "δ<sub><i>t</i></sub> = <i>r</i><sub><i>t</i></sub> + γ <i>V</i><sub><i>t</i>+1</sub> − "
         in shown

@@ -1,4 +1,4 @@
-"""The drawings of docs/img are what docs/drawings.py draws, and fit their frames."""
+"""The drawings of docs/img are what docs/tools/drawings.py draws, and fit their frames."""
 
 import csv
 import re
@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 from conftest import ROOT
 
-sys.path.insert(0, str(ROOT / "docs"))
+sys.path[:0] = [str(ROOT / "docs/tools"), str(ROOT / "benchmarks")]
 import drawings  # noqa: E402
 import reward_scale  # noqa: E402
 
@@ -64,9 +64,9 @@ def test_both_palettes_are_readable():
 
 def test_the_page_on_reward_scale_says_what_was_measured():
     page = (ROOT / "docs/concepts/reward-scale.md").read_text()
-    with open(drawings.IMAGES / "reward-scale.csv", newline="") as file:
+    with open(drawings.RESULTS / "reward-scale.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    for divided, name in ("True", "rewards divided"), ("False", "as they come"):
+    for divided, name in ("True", "rewards divided"), ("False", "raw rewards"):
         found = {row["seed"]: row["return_100"] for row in rows if row["norm_reward"] == divided}
         assert f"| {name} | {found['1']} | {found['2']} | {found['3']} |" in page
     sums = dict.fromkeys(("True", "False"), 0.0)

@@ -1,8 +1,8 @@
 """rppo_lstm.py with one change: that of an exercise, the diff on its page.
 
-    python docs/exercises/run.py gru --env-id CartPole-v1 --mask-velocity  # flags are the script's
-    python docs/exercises/run.py gru --seeds 1:3 --env-id ...  # the script, and the change
-    python docs/exercises/run.py all --seeds 1:3 --eval-episodes 20 --out FILE  # all of them
+    python docs/exercises/train.py gru --env-id CartPole-v1 --mask-velocity  # flags are the script's
+    python docs/exercises/train.py gru --seeds 1:3 --env-id ...  # the script, and the change
+    python docs/exercises/train.py all --seeds 1:3 --eval-episodes 20 --out FILE  # all of them
 
 --out FILE adds rows to a CSV file (the pages show benchmarks/results/exercises.csv); what has a row
 there is not trained again: delete it for that. With --seeds the runs themselves are not kept.
@@ -121,7 +121,7 @@ def table(name: str) -> str:
     rows = read(RESULTS)
     of_change = [row for row in rows if row["change"] == name]
     if not of_change:
-        return f"Not measured yet: `python docs/exercises/run.py {name} --seeds 1:3`."
+        return f"Not measured yet: `python docs/exercises/train.py {name} --seeds 1:3`."
     task, episodes = of_change[-1]["task"], of_change[-1]["episodes"]
     rows = [row for row in rows if row["task"] == task]
     seeds = [row["seed"] for row in of_change if row["task"] == task]

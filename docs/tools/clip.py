@@ -2,7 +2,7 @@
 
 python rppo_lstm.py --env-id CartPole-v1 --mask-velocity --run-name memory
 python rppo_lstm.py --env-id CartPole-v1 --mask-velocity --ablate-memory --run-name control
-python docs/clip.py runs/memory runs/control docs/img/cartpole-memory.gif
+python docs/tools/clip.py runs/memory runs/control docs/img/cartpole-memory.gif
 """
 
 import sys
@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import rppo_lstm
 
 SEED, STEPS = 7, 300  # 20 ms each
@@ -80,5 +80,5 @@ def main(memory: str, control: str, out: str) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) != 4:
-        sys.exit("usage: python docs/clip.py RUN_WITH_MEMORY RUN_WITHOUT OUT")
+        sys.exit("usage: python docs/tools/clip.py RUN_WITH_MEMORY RUN_WITHOUT OUT")
     main(*sys.argv[1:])

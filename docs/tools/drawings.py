@@ -1,4 +1,4 @@
-"""Draws docs/img/*.svg: python docs/drawings.py
+"""Draws docs/img/*.svg: python docs/tools/drawings.py
 
 Each is plain SVG, 400 units wide so that it can be read on a phone, with colours for light and for
 dark pages in one file. The same text gives the same file, byte for byte.
@@ -9,7 +9,9 @@ import math
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-IMAGES = Path(__file__).resolve().parent / "img"
+ROOT = Path(__file__).resolve().parents[2]
+IMAGES = ROOT / "docs/img"
+RESULTS = ROOT / "benchmarks/results"
 WIDTH, SHOWN = 400, 540  # units; pixels on a wide page
 
 LIGHT = {
@@ -54,11 +56,16 @@ class Drawing:
         anchor: str = "middle",
         bold=False,
     ):
-        attributes = f' class="{kind}"' * bool(kind) + ' font-weight="600"' * bool(bold)
-        attributes += f' font-size="{size:g}"' * (size != 12) + f' text-anchor="{anchor}"' * (
-            anchor != "middle"
-        )
-        self.elements.append(f'<text x="{x:g}" y="{y:g}"{attributes}>{escape(words)}</text>')
+        attributes = f'x="{x:g}" y="{y:g}"'
+        if kind:
+            attributes += f' class="{kind}"'
+        if bold:
+            attributes += ' font-weight="600"'
+        if size != 12:
+            attributes += f' font-size="{size:g}"'
+        if anchor != "middle":
+            attributes += f' text-anchor="{anchor}"'
+        self.elements.append(f"<text {attributes}>{escape(words)}</text>")
 
     def box(
         self,
@@ -71,26 +78,45 @@ class Drawing:
         size: float = 11,
         radius: float = 4,
         dash=False,
+        filled=True,
     ):
-        self.elements.append(
-            f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="{radius:g}" class="{kind}"'
-            + ' stroke-dasharray="3 3"' * dash
-            + "/>"
-        )
+        attributes = f'x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="{radius:g}"'
+        attributes += f' class="{kind}"'
+        if dash:
+            attributes += ' stroke-dasharray="3 3"'
+        if not filled:
+            attributes += ' fill="none"'
+        self.elements.append(f"<rect {attributes}/>")
         lines = words.split("\n")
         for i, line in enumerate(lines if words else []):
             middle = y + height / 2 + 0.36 * size + (i - (len(lines) - 1) / 2) * 1.2 * size
             self.text(x + width / 2, round(middle, 1), line, size=size)
 
-    def path(self, d: str, kind: str = "line", head=False, dash=False, width: float = 1.4):
-        colour = kind.removeprefix("to-")
-        self.heads |= {colour} if head else set()
+    def circle(self, x: float, y: float, radius: float, kind: str):
         self.elements.append(
-            f'<path d="{d}" class="{kind}" fill="none" stroke-width="{width:g}"'
-            + ' stroke-dasharray="4 3"' * dash
-            + f' marker-end="url(#{colour})"' * head
-            + "/>"
+            f'<circle cx="{x:g}" cy="{y:g}" r="{radius:g}" class="{kind}" stroke-width="2"/>'
         )
+
+    def path(
+        self,
+        d: str,
+        kind: str = "line",
+        head=False,
+        dash=False,
+        width: float = 1.4,
+        filled=False,
+    ):
+        attributes = f'd="{d}" class="{kind}"'
+        if not filled:
+            attributes += ' fill="none"'
+        attributes += f' stroke-width="{width:g}"'
+        if dash:
+            attributes += ' stroke-dasharray="4 3"'
+        if head:
+            colour = kind.removeprefix("to-")
+            self.heads.add(colour)
+            attributes += f' marker-end="url(#{colour})"'
+        self.elements.append(f"<path {attributes}/>")
 
     def svg(self) -> str:
         markers = "".join(
@@ -100,12 +126,15 @@ class Drawing:
         )
         size = f'width="{SHOWN}" height="{round(self.height * SHOWN / WIDTH)}" viewBox="0 0 {WIDTH} {self.height}"'
         font = 'font-family="system-ui,-apple-system,Segoe UI,Roboto,Helvetica,Arial,sans-serif" font-size="12"'
-        return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" {size} {font} text-anchor="middle" role="img">\n'
-            f"<title>{escape(self.description)}</title>\n"
-            f"<style>{style(LIGHT)}@media(prefers-color-scheme:dark){{{style(DARK)}}}</style>\n"
-            f"<defs>{markers}</defs>\n" * 1 + "\n".join(self.elements) + "\n</svg>\n"
-        )
+        lines = [
+            f'<svg xmlns="http://www.w3.org/2000/svg" {size} {font} text-anchor="middle" role="img">',
+            f"<title>{escape(self.description)}</title>",
+            f"<style>{style(LIGHT)}@media(prefers-color-scheme:dark){{{style(DARK)}}}</style>",
+            f"<defs>{markers}</defs>",
+            *self.elements,
+            "</svg>",
+        ]
+        return "\n".join(lines) + "\n"
 
 
 def time_steps() -> Drawing:
@@ -196,25 +225,24 @@ def replay() -> Drawing:
     for n in range(3):
         row(n, range(STEPS), 28 + 20 * n, gap=2)
     for t in range(STEPS):
-        d.box(left + t * cell + 0.5, 24, cell - 1, 64, "line", radius=5)
-        d.elements[-1] = d.elements[-1].replace("/>", ' fill="none"/>')
+        d.box(left + t * cell + 0.5, 24, cell - 1, 64, "line", radius=5, filled=False)
     d.text(4, 116, "Padding: 1 call, but 72 cells for 36 steps", anchor="start", bold=True)
-    y, pieces = 126, 0
+    y = 126
+    pieces = 0
     for n, ends in enumerate(ENDS):
         starts = [0, *(end + 1 for end in ends)]
         for first, last in zip(starts, [*ends, STEPS - 1]):
             row(n, range(first, last + 1), y, mark=False)
             for t in range(last + 1 - first, STEPS):
                 d.box(left + t * cell + 1, y, cell - 2, 16, "pad", "0", 9, 3, dash=True)
-            y, pieces = y + 20, pieces + 1
+            y += 20
+            pieces += 1
     assert pieces * STEPS == 72
-    d.box(left - 4, 122, STEPS * cell + 8, 20 * pieces + 4, "line", radius=6)
-    d.elements[-1] = d.elements[-1].replace("/>", ' fill="none"/>')
+    d.box(left - 4, 122, STEPS * cell + 8, 20 * pieces + 4, "line", radius=6, filled=False)
     d.text(4, 278, "Here: 1 call, 36 cells; a final step is the reset", anchor="start", bold=True)
     for n in range(3):
         row(n, range(STEPS), 292 + 20 * n)
-    d.box(left - 4, 287, STEPS * cell + 8, 66, "line", radius=6)
-    d.elements[-1] = d.elements[-1].replace("/>", ' fill="none"/>')
+    d.box(left - 4, 287, STEPS * cell + 8, 66, "line", radius=6, filled=False)
     d.path(f"M{left} 368H{left + STEPS * cell - 2}", head=True)
     d.text(left + STEPS * cell / 2, 384, "time steps of 3 environments", "soft", 11.5)
     d.text(left + STEPS * cell / 2, 402, "A colour is an episode.", "soft", 11)
@@ -241,9 +269,7 @@ def minibatches() -> Drawing:
     def sequence(s: int, x: float, y: float, size: float):
         for t in range(4):
             d.box(x + t * size + 1, y, size - 2, 22, of[s], f"{t + 4 * (s % 2)}", 10, 3)
-        d.elements.append(
-            f'<circle cx="{x - 1:g}" cy="{y + 11:g}" r="4" class="{of[s]}" stroke-width="2"/>'
-        )
+        d.circle(x - 1, y + 11, 4, of[s])
 
     d.text(4, 18, "8 steps of 4 environments, in sequences of 4", anchor="start", bold=True)
     for n in range(4):
@@ -317,11 +343,13 @@ def trust_region() -> Drawing:
         low, high = 0.0, 3.0
         for _ in range(60):  # bisection
             middle = (low + high) / 2
-            low, high = (middle, high) if kl(middle * c, middle * s) < target else (low, middle)
+            if kl(middle * c, middle * s) < target:
+                low = middle
+            else:
+                high = middle
         return low
 
-    d.path(outline(true_radius), "green", width=1.8)
-    d.elements[-1] = d.elements[-1].replace(' fill="none"', "")
+    d.path(outline(true_radius), "green", width=1.8, filled=True)
     d.path(
         outline(lambda c, s: math.sqrt(2 * target / (c * c + 2 * s * s))),
         "to-blue",
@@ -343,9 +371,7 @@ def trust_region() -> Drawing:
     for f in [*refused, taken]:
         x, y = place(f * step[0], f * step[1])
         kind = "green" if f == taken else "orange"
-        d.elements.append(
-            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5.5" class="{kind}" stroke-width="2"/>'
-        )
+        d.circle(round(x, 1), round(y, 1), 5.5, kind)
         right, up = 284, y - 22 if f == taken else y + 18
         d.path(f"M{x + 7:.1f} {y:.1f}L{right - 5:g} {up:.1f}", f"to-{kind}", width=1)
         d.text(
@@ -359,7 +385,7 @@ def trust_region() -> Drawing:
         )
         words = f"KL {kl(f * step[0], f * step[1]):.2f}: {'taken' if f == taken else 'refused'}"
         d.text(right, round(up + 14, 1), words, f"of-{kind}", 11, anchor="start")
-    d.elements.append(f'<circle cx="{x0:g}" cy="{y0:g}" r="4.5" class="pad" stroke-width="2"/>')
+    d.circle(x0, y0, 4.5, "pad")
     d.text(x0 - 10, y0 - 8, "old policy", size=11.5, anchor="end")
     d.path("M14 318V12", head=True)
     d.path("M14 318H388", head=True)
@@ -373,39 +399,29 @@ def trust_region() -> Drawing:
 
 
 def reward_scale() -> Drawing:
-    """The gradient steps that docs/reward_scale.py measured: geometric means over seeds."""
+    """The gradient steps that benchmarks/reward_scale.py measured: geometric means over seeds."""
     d = Drawing(
         "reward-scale",
         364,
-        "Gradients of the policy and of the value after clipping, with rewards divided and as they come",
+        "Gradients of the policy and of the value after clipping, with rewards divided and with raw rewards",
     )
-    with open(IMAGES / "reward-scale.csv", newline="") as file:
+    with open(RESULTS / "reward-scale.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    iterations = range(
-        1,
-        1
-        + min(
-            max(int(r["iteration"]) for r in rows if r["norm_reward"] == x)
-            for x in ("True", "False")
-        ),
+    last = min(
+        max(int(row["iteration"]) for row in rows if row["norm_reward"] == divided)
+        for divided in ("True", "False")
     )
+    iterations = range(1, last + 1)
     left, right, low, high = 46, 336, -4.0, 0.0
 
     def place(iteration: float, exponent: float) -> tuple[float, float]:
         x = left + (right - left) * (iteration - 1) / (len(iterations) - 1)
         return x, 30 + 240 * (high - exponent) / (high - low)
 
-    for exponent in range(int(low), int(high) + 1):
+    for exponent, label in zip(range(-4, 1), ("0.0001", "0.001", "0.01", "0.1", "1")):
         y = place(1, exponent)[1]
         d.path(f"M{left} {y:g}H{right}", width=0.5)
-        d.text(
-            left - 6,
-            y + 4,
-            ("0.0001", "0.001", "0.01", "0.1", "1")[exponent + 4],
-            "soft",
-            10,
-            anchor="end",
-        )
+        d.text(left - 6, y + 4, label, "soft", 10, anchor="end")
     for iteration in 1, 10, 20, 30:
         d.text(place(iteration, 0)[0], 288, f"{iteration}", "soft", 10.5)
     d.text((left + right) / 2, 306, "iteration", "soft", 11.5)
@@ -435,12 +451,11 @@ def reward_scale() -> Drawing:
             x, y = points[-1]
             shift = {("orange", "value"): -4, ("blue", "policy"): 9}.get((kind, part), 4)
             d.text(x + 8, round(y + shift, 1), part, f"of-{kind}", 11, anchor="start", bold=True)
-    for i, (kind, words) in enumerate(
-        [
-            ("blue", "rewards divided by the standard deviation of returns"),
-            ("orange", "rewards as they come (--no-norm-reward)"),
-        ]
-    ):
+    legend = [
+        ("blue", "rewards divided by the standard deviation of returns"),
+        ("orange", "raw rewards (--no-norm-reward)"),
+    ]
+    for i, (kind, words) in enumerate(legend):
         d.path(f"M16 {330 + 20 * i}H40", f"to-{kind}", width=2.4)
         d.text(48, 334 + 20 * i, words, size=11, anchor="start")
     return d

@@ -1,7 +1,7 @@
-"""How much of a gradient step is the policy's, with rewards divided by the standard deviation of
-returns, and as they come? Trains masked CartPole for 30,000 steps, both ways with three seeds.
+"""How much of a gradient step comes from the policy's loss, with rewards divided by the standard
+deviation of returns, and with raw rewards? Trains masked CartPole for 30,000 steps, both ways with three seeds.
 
-    python docs/reward_scale.py docs/img/reward-scale.csv  # which docs/drawings.py draws
+    python benchmarks/reward_scale.py benchmarks/results/reward-scale.csv  # which docs/tools/drawings.py draws
 """
 
 import csv
@@ -95,5 +95,5 @@ def main(out: str) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
-        sys.exit("usage: python docs/reward_scale.py OUT.csv")
+        sys.exit("usage: python benchmarks/reward_scale.py OUT.csv")
     main(sys.argv[1])

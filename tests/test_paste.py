@@ -1,0 +1,187 @@
+"""Every snippet of docs/paste.md, run in order, and its numbers beside the loop over time."""
+
+import os
+import re
+import socket
+
+import pytest
+import torch
+from conftest import ROOT
+
+SNIPPETS = dict(
+    re.findall(r'(?ms)^```python title="([^"]+)"\n(.*?)^```', (ROOT / "docs/paste.md").read_text())
+)
+T, B, F, H = 20, 5, 64, 128
+
+
+@pytest.fixture
+def page():
+    """The names that the page's snippets define; an LSTM in float64."""
+    torch.manual_seed(1)
+    names: dict = {}
+    for snippet in SNIPPETS.values():
+        exec(snippet, names)
+    names["lstm"].double()
+    for parameter in names["lstm"].parameters():  # biases are not zero
+        torch.nn.init.uniform_(parameter, -0.3, 0.3)
+    return names
+
+
+def data(dtype=torch.float64):
+    """x, a state, and ends in every awkward place: first, last, side by side, everywhere, never."""
+    torch.manual_seed(2)
+    ends = torch.rand(T, B) < 0.2
+    ends[0, 0] = ends[-1, 1] = True
+    ends[3:6, 1] = True
+    ends[:, 2] = True
+    ends[:, 3] = False
+    return torch.randn(T, B, F, dtype=dtype), torch.randn(2, B, H, dtype=dtype), ends
+
+
+def loop(lstm, x, state, ends):
+    """(T, B, H): the definition."""
+    outputs = []
+    for t in range(len(x)):
+        state = lstm.step(x[t], state)
+        outputs.append(state[0])
+        state = state.where(~ends[t][:, None], 0.0)
+    return torch.stack(outputs)
+
+
+def differentiated(outputs, weights, lstm):
+    return torch.autograd.grad((outputs * weights).sum(), [*lstm.parameters()])
+
+
+def assert_same(one, other, lstm, counts):
+    """Outputs and gradients of the steps that count."""
+    torch.testing.assert_close(one[counts], other[counts], atol=1e-12, rtol=0)
+    weights = torch.randn_like(one) * counts[..., None]
+    for a, b in zip(*(differentiated(outputs, weights, lstm) for outputs in (one, other))):
+        torch.testing.assert_close(a, b, atol=1e-10, rtol=0)
+
+
+def test_every_snippet_is_tested():
+    mine = open(__file__).read()
+    assert len(SNIPPETS) == 9
+    assert [name for name in SNIPPETS if f'"{name}"' not in mine] == []
+
+
+def test_the_contract(page):
+    """ "setup", "acting": final as it is meant; the output at a final step is 0."""
+    lstm = page["lstm"]
+    x, state, final = data()
+    replayed = lstm(x, state, final)
+    outputs = []
+    for t in range(T):
+        h, state = page["act"](lstm, x[t], state, final[t])
+        outputs.append(h)
+    assert_same(replayed, torch.stack(outputs), lstm, ~final)
+    assert replayed[final].abs().max() == 0
+
+
+def test_done_needs_spare_rows(page):
+    """ "spare rows": exact at every step, also those at which done is set; done as final is not."""
+    lstm = page["lstm"]
+    x, state, done = data()
+    everything = torch.ones_like(done)
+    expected = loop(lstm, x, state, done)
+    assert_same(page["replay"](lstm, x, done, state), expected, lstm, everything)
+    assert (lstm(x, state, done) - expected).abs().max() > 0.1
+    longer, final, at = page["with_spare_rows"](x, done)
+    assert len(longer) == T + done.sum(0).max() and (final.sum(0) == len(longer) - T).all()
+    never = torch.zeros_like(done)
+    assert torch.equal(page["with_spare_rows"](x, never)[0], x)
+
+
+def test_episode_starts(page):
+    """ "episode starts": the state is zero before such a step, the first one too."""
+    lstm = page["lstm"]
+    x, state, starts = data()
+    outputs = []
+    before = state
+    for t in range(T):
+        before = lstm.step(x[t], before.where(~starts[t][:, None], 0.0))
+        outputs.append(before[0])
+    replayed = page["replay_from_starts"](lstm, x, starts, state)
+    assert starts[0].any()
+    assert_same(replayed, torch.stack(outputs), lstm, torch.ones_like(starts))
+
+
+def test_batch_first(page):
+    """ "batch first" """
+    lstm = page["lstm"]
+    x, state, final = data()
+    found = page["batch_first"](lstm, x.transpose(0, 1), state, final.T)
+    assert torch.equal(found.transpose(0, 1), lstm(x, state, final))
+
+
+def test_weights_of_torch(page):
+    """ "weights": to nn.LSTM and back, and the same outputs where no episode ends."""
+    lstm, old = page["lstm"], torch.nn.LSTM(F, H).double()
+    assert page["to_torch"](lstm.state_dict()).keys() == old.state_dict().keys()
+    lstm.load_state_dict(page["from_torch"](old.state_dict()))
+    x, state, final = data()
+    never = torch.zeros_like(final)
+    outputs, _ = old(x, (state[:1], state[1:]))
+    torch.testing.assert_close(lstm(x, state, never), outputs, atol=1e-12, rtol=0)
+    for name, tensor in page["to_torch"](lstm.state_dict()).items():
+        assert torch.equal(tensor, old.state_dict()[name])
+
+
+def test_two_layers(page):
+    """ "two layers": replay is acting, layer by layer."""
+    stack = page["Stack"](F, H).double()
+    x, _, final = data()
+    state = torch.randn(4, B, H).double()
+    replayed = stack(x, state, final)
+    outputs = []
+    for t in range(T):
+        state = stack.step(x[t], state)
+        outputs.append(state[-2])
+        state = state.where(~final[t][:, None], 0.0)
+    assert_same(replayed, torch.stack(outputs), stack, ~final)
+
+
+def test_compile(page):
+    """ "compile": traced by dynamo, which leaves the LSTM alone; no compiler of C++ is needed."""
+    torch._dynamo.reset()
+    network = page["Network"]()
+    _, state, final = data(torch.float32)
+    obs = torch.randn(T, B, 8)
+    compiled = torch.compile(network, backend="aot_eager")
+    losses = [net(obs, state, final)[~final].pow(2).sum() for net in (network, compiled)]
+    torch.testing.assert_close(*losses)
+    one, other = (torch.autograd.grad(loss, [*network.parameters()]) for loss in losses)
+    torch.testing.assert_close(one, other)
+
+
+def worker(rank: int, port: int, found) -> None:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
+    names: dict = {}
+    for name in "setup", "data parallel":
+        torch.manual_seed(1)  # the same weights in both
+        exec(SNIPPETS[name], names)
+    share = [tensor[..., rank * 2 : rank * 2 + 2, :] for tensor in data(torch.float32)[:2]]
+    never = torch.zeros(T, 2, dtype=torch.bool)
+    found[rank] = [g.numpy() for g in names["gradients"](names["lstm"], *share, never)]
+    torch.distributed.destroy_process_group()
+
+
+def test_two_processes_have_the_gradient_of_one(page):
+    """ "data parallel": on half of the sequences each."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with torch.multiprocessing.Manager() as manager:
+        found = manager.dict()
+        torch.multiprocessing.spawn(worker, (port, found), nprocs=2)
+        first, second = found[0], found[1]
+    torch.manual_seed(1)
+    lstm = page["ResetLSTM"](F, H)
+    x, state, _ = data(torch.float32)
+    h = lstm(x[:, :4], state[:, :4], torch.zeros(T, 4, dtype=torch.bool))
+    h.pow(2).mean().backward()
+    for one, other, parameter in zip(first, second, lstm.parameters()):
+        assert (one == other).all()
+        torch.testing.assert_close(torch.as_tensor(one), parameter.grad, atol=1e-6, rtol=1e-4)
