@@ -5,7 +5,7 @@
 """Recurrent PPO for continuous actions: a Gaussian policy, and gSDE.
 
     python rppo_continuous.py --env-id Pendulum-v1 --mask-velocity  # train
-    python rppo_continuous.py --play runs/RUN                       # watch the agent
+    python rppo_continuous.py --play runs/RUN                       # watch it
 
 PPO: Schulman et al. 2017, arXiv:1707.06347. GAE: Schulman et al. 2016, arXiv:1506.02438.
 gSDE, generalised state-dependent exploration: Raffin et al. 2021, arXiv:2005.05719. Its noise is a
@@ -511,8 +511,8 @@ def check(condition, message: str) -> None:
 def check_shapes(shape: tuple[int, ...], **arrays) -> None:
     """ValueError for the first array of another shape, which might broadcast in silence."""
     for name, array in arrays.items():
-        found = getattr(array, "shape", type(array).__name__)
-        if found != shape:
+        found = tuple(getattr(array, "shape", [type(array).__name__]))
+        if found != tuple(shape):
             raise ValueError(f"{name} is {found}, and must have the shape {tuple(shape)}")
 
 
