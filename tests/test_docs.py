@@ -19,7 +19,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from conftest import MODULES, ROOT
 
 pytest.importorskip("matplotlib")
@@ -59,30 +58,6 @@ ELSEWHERE = {  # what a command has, and why it does not run here
     "-hosts a,b": "needs two machines",
     "--serve": "never ends; test_the_site_builds builds the same pages",
 }
-
-
-# Pages describe the scripts' new text: predict(..., final), --render, --deterministic. Until it is
-# here, the old text is run in its place; then delete what NEW_TEXT guards.
-NEW_TEXT = "final" in inspect.signature(MODULES["rppo_lstm"].Agent.predict).parameters
-
-
-def old_flags(flags: list[str]) -> list[str]:
-    """The flags of the new text, in words of the old."""
-    line = " ".join(flags).replace("--render video", "--capture-video")
-    for new in "--render none", "--render human", "--no-deterministic":
-        line = line.replace(new, "")
-    return line.split()
-
-
-def predict_with_final(predict):
-    """predict of the new text, from that of the old."""
-
-    def wrapped(self, obs, info=None, state=None, final=None, deterministic=True):
-        action, state = predict(self, obs, info or {}, state, deterministic)
-        forget = torch.zeros(len(obs)).bool() if final is None else torch.as_tensor(final)
-        return action, state.where(~forget[:, None], 0.0)
-
-    return wrapped
 
 
 @pytest.fixture(scope="module")
@@ -155,8 +130,7 @@ class Reader:
 
     def train(self, script: str, launcher: list[str], flags: list[str]) -> None:
         short, longer = FLAGS[script]
-        flags = flags if NEW_TEXT else old_flags(flags)
-        films = {"--capture-video", "video"} & {*flags}
+        films = "video" in flags
         of_run = {"--play", "--resume"} & {*flags}
         before = {*Path("runs").glob("*")}
         if of_run:  # of a run that an earlier command has left
@@ -242,13 +216,9 @@ def programs(page: str, run_dir) -> list[str]:
 
 @pytest.fixture
 def acting(folder, monkeypatch):
-    """Scripts that act as the pages say."""
+    """In the reader's folder, with the scripts in it to import."""
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder))
-    if not NEW_TEXT:
-        for module in MODULES.values():
-            predict = predict_with_final(module.Agent.predict)
-            monkeypatch.setattr(module.Agent, "predict", predict)
 
 
 def test_python_on_the_pages_runs(pages, folder, monkeypatch, acting):
@@ -341,10 +311,12 @@ def test_sentences_have_the_figures_of_the_results():
 
 
 def test_the_curves_that_the_start_page_names_are_logged():
-    named = {*re.findall(r"`losses/(\w+)`", (ROOT / "docs/index.md").read_text())}
-    if not all(hasattr(module, "LOSSES") for module in MODULES.values()):
-        pytest.skip("the scripts that log clip_fraction and explained_variance are being written")
-    assert named <= {name for module in MODULES.values() for name in module.LOSSES}
+    page = (ROOT / "docs/index.md").read_text()
+    named = {*re.findall(r"`losses/(\w+)`", page)}
+    assert named and named <= {name for module in MODULES.values() for name in module.LOSSES}
+    charts = {*re.findall(r"`charts/(\w+)`", page)}
+    log = inspect.getsource(MODULES["rppo_lstm"].Run.log)
+    assert charts == {*re.findall(r'"charts/(\w+)"', log)}
 
 
 @pytest.mark.parametrize("name", ["readme-light", "readme-dark", *plot.CHARTS])
