@@ -202,14 +202,24 @@ def test_single_steps(changed, watch):
         assert torch.equal(ours_, flag_) and not torch.equal(ours_, whole_)
 
 
-def test_carry_state(changed, watch):
-    """The state after a final step is what the LSTM made of it, in acting and in replay."""
-    seen, ends = watch(changed("carry_state"), toy(), **SIZES), 0
+@pytest.mark.parametrize("separate", [False, True])
+def test_carry_state(separate, changed, watch):
+    """The state after a final step is what the LSTM made of it, in acting and in replay; that of a
+    separate critic, too."""
+    seen = watch(changed("carry_state"), toy(), separate_critic=separate, **SIZES)
+    ends = 0
     for before, after in zip(seen.steps[: T - 1], seen.steps[1:T]):
         assert torch.equal(after[0][-1], before[1][-1])
     for inputs, *_ in seen.replays:
         ends += inputs[3].sum()
     assert ends > 20 and all((ratio - 1).abs().max() <= 1e-5 for ratio in ratios(seen))
+    inputs, outputs, _ = seen.replays[0]
+    valid = ~inputs[3].T  # by environment
+    obs = torch.stack([step[0] for step, _ in seen.steps[:T]], 1)  # (N, T, n)
+    played = torch.stack([step[1] for _, step in seen.steps[:T]], 1)
+    rows = [(obs[:, 0] == first).all(-1).nonzero().item() for first in inputs[0][0]]
+    replayed = torch.zeros(T, len(rows)).masked_scatter(valid.T, outputs[2]).T
+    assert (replayed - played[rows])[valid].abs().max() <= 1e-5
     reset = watch("rppo_lstm", toy(), **SIZES)
     assert any(
         not torch.equal(after[0][-1], before[1][-1])
