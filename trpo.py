@@ -583,8 +583,8 @@ def check(condition, message: str) -> None:
 def check_shapes(shape: tuple[int, ...], **arrays) -> None:
     """ValueError for the first array of another shape, which might broadcast in silence."""
     for name, array in arrays.items():
-        found = getattr(array, "shape", type(array).__name__)
-        if found != shape:
+        found = tuple(getattr(array, "shape", [type(array).__name__]))
+        if found != tuple(shape):
             raise ValueError(f"{name} is {found}, and must have the shape {tuple(shape)}")
 
 
