@@ -13,8 +13,9 @@ critic have one each.
 from dataclasses import dataclass
 
 import numpy as np
-import rppo_gru_atari
 import use as driver
+
+import rppo_gru_atari
 
 PRESET = dict(
     total_timesteps=10_000_000, num_steps=256, clip_coef=0.2, ent_coef=0.01, update_epochs=4,

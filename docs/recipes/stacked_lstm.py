@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn as nn
 import use as driver
+
 from rppo_gru_atari import ResetGRU
 from rppo_lstm import ResetLSTM
 
