@@ -265,6 +265,20 @@ def test_predict_plays_as_a_loop_over_steps_does(name, deterministic):
 # --- gSDE ---
 
 
+def test_gsdes_noise_sends_no_gradient_to_the_lstm():
+    """The entropy moves the noise's size only; a log-probability reaches h through the mean."""
+    agent = build(use_sde=True)
+    h = torch.randn(7, 6, requires_grad=True)
+    agent.policy(h).entropy().sum().backward()
+    assert h.grad is None and agent.log_std.grad.abs().min() > 0
+    action = torch.randn(7, 2)
+    agent.policy(h).log_prob(action).sum().backward()
+    with torch.no_grad():
+        std, mean = agent.policy(h).stddev, agent.actor(h)
+        expected = ((action - mean) / std**2) @ agent.actor.weight
+    assert (h.grad - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
 def test_gsde_is_that_of_stable_baselines3():
     """Noise, log-probability, entropy and gradients, for the same weights and matrices."""
     distributions = pytest.importorskip("stable_baselines3.common.distributions")
