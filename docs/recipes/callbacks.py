@@ -65,12 +65,11 @@ def use(script):
                 self.writer.silent = self.iterations % self.args.log_every > 0
                 self.writer.scalars.clear()
             super().log(*inputs)
-            if self.passed(before, self.args.checkpoint_every):
-                driver.save(script, self)
-                if first:
-                    folder = self.dir / "checkpoints" / str(self.step)
-                    folder.mkdir(parents=True, exist_ok=True)
-                    shutil.copy(self.dir / "agent.pt", folder)
+            if first and self.passed(before, self.args.checkpoint_every):
+                self.save()
+                folder = self.dir / "checkpoints" / str(self.step)
+                folder.mkdir(parents=True, exist_ok=True)
+                shutil.copy(self.dir / "agent.pt", folder)
             if first and self.passed(before, self.args.histograms_every):
                 for name, weights in self.agent.named_parameters():
                     self.writer.add_histogram(name, weights.detach(), self.step)

@@ -35,8 +35,8 @@ def use(script):
             super().log(*inputs)
             if self.step // self.args.eval_every == before:
                 return
-            driver.save(script, self)
             if driver.is_first(script):
+                self.save()
                 self.keep(self.dir / "best" / "return.txt")
             self.logged = time.time()  # so that charts/SPS is of training
 

@@ -95,6 +95,7 @@ def use(script):
                     x **= self.args.schedule_power
                 final = getattr(self.args, f"{name}_final")
                 setattr(self.args, name, final + (initial - final) * x)
+            self.optimizer.param_groups[0]["lr"] = self.args.learning_rate  # trpo sets it once
 
         def log(self, *inputs):
             super().log(*inputs)

@@ -75,12 +75,6 @@ def of_first(script, x):
     return x
 
 
-def save(script, run) -> None:
-    """Writes agent.pt; ppo1_mpi needs all ranks for that."""
-    if is_first(script) or hasattr(script, "world"):
-        run.save()
-
-
 def add(script, *names: str) -> None:
     """Applies recipes, but for those that the script already has."""
     known = script.__dict__.setdefault("recipes", [])

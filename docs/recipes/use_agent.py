@@ -83,7 +83,7 @@ class Policy:
             seen = [agent.normalize(x), h] if self.args.memory == "lstm" else [agent.normalize(x)]
             value = [agent.critic(torch.cat(seen, -1)).squeeze(-1)]
         elif script.__name__ == "ppo1_mpi" and self.args.memory == "none":
-            value = [agent.value(x)]
+            value = [agent.critic(agent.critic_encoder(agent.normalize(x))).squeeze(-1)]
         if hasattr(agent, "policy"):
             return agent.policy(h, *legal), value[0]
         if agent.box:
