@@ -265,3 +265,49 @@ def test_stopping_is_decided_for_all_ranks(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=env)
     assert done.returncode == 0, done.stderr[-2000:]
     assert driver.open_run(tmp_path / "a")[-1]["step"] < 10_000
+
+
+@pytest.mark.parametrize("name", ["rppo_lstm", "trpo", "ppo1_mpi"])
+def test_adam_has_the_numbers_of_the_flags(tmp_path, name):
+    """The last update is torch's AdamW of the same gradients."""
+    needs(name)
+    script = driver.fresh(name, "adam")
+    flags = dict(adam_eps=1e-3, adam_beta1=0.5, weight_decay=0.1, eval_episodes=0)
+    seen = []
+    real = torch.optim.Adam.step
+
+    def step(self, *inputs):
+        seen.append((type(self), self.param_groups[0]["eps"], self.param_groups[0]["betas"]))
+        weights = [p.detach().clone().requires_grad_() for p in self.param_groups[0]["params"]]
+        for weight, other in zip(weights, self.param_groups[0]["params"]):
+            weight.grad = other.grad.clone()
+        lr = self.param_groups[0]["lr"]
+        twin = torch.optim.AdamW(weights, lr, (0.5, 0.999), 1e-3, weight_decay=0.1)
+        first = not self.state
+        real(self, *inputs)
+        if first:
+            twin.step()
+            for weight, other in zip(weights, self.param_groups[0]["params"]):
+                assert torch.allclose(weight, other, atol=1e-6)
+
+    torch.optim.Adam.step = step
+    try:
+        run(script, tmp_path, total_timesteps=100, **flags)
+    finally:
+        torch.optim.Adam.step = real
+    assert {x[1:] for x in seen} == {(1e-3, (0.5, 0.999))}
+
+
+def test_eval_limit_ends_evaluations(tmp_path):
+    """Pendulum's episodes have 200 steps; a return is the sum of what was played."""
+    script = driver.fresh("rppo_continuous", "eval_limit")
+    agent, run_dir = run(script, tmp_path, eval_steps=7, eval_episodes=3)
+    evaluation = json.loads((run_dir / "result.json").read_text())["evaluation"]
+    envs = script.make_envs(agent.args, 3)
+    obs, _ = envs.reset(seed=1)
+    state, total = None, np.zeros(3)
+    for _ in range(7):
+        action, state = agent.predict(obs, {}, state)
+        obs, rewards, *_ = envs.step(action)
+        total += rewards
+    assert evaluation == pytest.approx(total.tolist(), rel=1e-5)

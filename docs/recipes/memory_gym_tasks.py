@@ -16,6 +16,7 @@ import os
 from dataclasses import dataclass
 
 import gymnasium as gym
+import numpy as np
 import use as driver
 
 NAMES = (
@@ -26,12 +27,18 @@ NAMES = (
 
 
 class Task(gym.Wrapper):
-    def __init__(self, env, options):
+    def __init__(self, env, options, pool=0):
         super().__init__(env)
         self.options = options
+        self.pool = pool
+        self.draws = np.random.default_rng()
 
     def reset(self, *, seed=None, options=None):
         self.steps = 0
+        if self.pool:
+            if seed is not None:
+                self.draws = np.random.default_rng(seed)
+            seed = int(self.draws.integers(self.pool))
         return self.env.reset(seed=seed, options=options or self.options)
 
     def step(self, action):
@@ -46,7 +53,7 @@ class Task(gym.Wrapper):
         """Not the environment's, which ends pygame for all others of this process."""
 
 
-def make(name: str, options: dict, render_mode=None):
+def make(name: str, options: dict, pool: int = 0, render_mode=None):
     """The environment; its package registers it."""
     os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
     try:
@@ -55,7 +62,7 @@ def make(name: str, options: dict, render_mode=None):
         raise gym.error.DependencyNotInstalled(
             f"{error}; pip install --no-deps memory-gym==1.0.2"
         ) from error
-    return Task(env, options)
+    return Task(env, options, pool)
 
 
 for name in NAMES:
@@ -70,14 +77,17 @@ def use(script):
     class Args(script.Args):
         env_id: str = "MortarMayhem-Grid-v0"  # a task of Memory Gym
         task: str = "{}"  # its reset parameters, as JSON
+        seed_pool: int = 0  # every episode has one of so many seeds; 0: any
 
     def make_tasks(args, *inputs):
         name = args.env_id.removesuffix("-v0")
         script.check(name in NAMES, f"--env-id {args.env_id}: one of {', '.join(NAMES)}, and -v0")
         try:
-            gym.registry[f"{name}Task-v0"].kwargs["options"] = json.loads(args.task)
+            options = json.loads(args.task)
         except ValueError as error:
             raise script.ArgumentError(f"--task: {error}") from error
+        kwargs = gym.registry[f"{name}Task-v0"].kwargs
+        kwargs.update(options=options, pool=args.seed_pool)
         shown = args.env_id
         args.env_id = f"{name}Task-v0"
         try:

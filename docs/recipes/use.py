@@ -28,8 +28,8 @@ SCRIPTS = "rppo_lstm", "rppo_continuous", "rppo_gru_atari", "trpo", "ppo1_mpi"
 RECIPES = (
     "poc_memory", "minigrid_memory", "memory_gym_tasks", "ppo1_mujoco", "ppo1_atari", "image_frames",
     "images", "previous_action", "frame_stack", "long_memory", "feedforward", "networks",
-    "critics", "stacked_lstm", "sde", "warm_start", "imitation", "schedules", "keep_best",
-    "callbacks",
+    "critics", "stacked_lstm", "sde", "warm_start", "imitation", "adam", "eval_limit",
+    "schedules", "keep_best", "callbacks",
 )  # fmt: skip
 
 
@@ -84,11 +84,17 @@ def add(script, *names: str) -> None:
             importlib.import_module(name).use(script)
 
 
+def place(name: str) -> int:
+    """Recipes of your own come last."""
+    return RECIPES.index(name) if name in RECIPES else len(RECIPES)
+
+
 def apply(script, names):
     """Applies recipes and writes their names into SCRIPT; returns the script."""
     for name in names:
-        script.check(name in RECIPES, f"no recipe {name!r}; there are {', '.join(RECIPES)}")
-    names = sorted(set(names), key=RECIPES.index)
+        known = name in RECIPES or importlib.util.find_spec(name)
+        script.check(known, f"no recipe {name!r}; there are {', '.join(RECIPES)}")
+    names = sorted(set(names), key=place)
     add(script, *names)
     script.SCRIPT = "+".join([script.SCRIPT, *names])
     return script

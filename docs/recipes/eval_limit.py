@@ -1,0 +1,54 @@
+"""Evaluations that end: an episode is cut after so many steps, and its return is what it had.
+
+    python docs/recipes/eval_limit.py rppo_lstm --eval-steps 1000 --env-id my_module:Endless-v0
+
+An evaluation waits for its episodes' ends, which an environment without a time limit may never
+reach. Give it a limit where you register it, if you can: then training sees it, too.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import use as driver
+
+
+class Limit(driver.Wrapper):
+    """For the first episode of each environment."""
+
+    def __init__(self, envs, limit):
+        super().__init__(envs)
+        self.limit = limit
+
+    def reset(self, **options):
+        self.steps = 0
+        self.returns = np.zeros(self.num_envs)
+        return self.env.reset(**options)
+
+    def step(self, actions):
+        obs, rewards, terminated, truncated, info = self.env.step(actions)
+        self.steps += 1
+        self.returns += rewards
+        cut = (self.steps == self.limit) & ~(terminated | truncated)
+        if cut.any():
+            inner = info.get("statistics", {}).get("r", np.zeros(self.num_envs))
+            info["statistics"] = {"r": np.where(cut, self.returns, inner)}
+        return obs, rewards, terminated, truncated | cut, info
+
+
+def use(script):
+    evaluate = script.evaluate
+
+    @dataclass
+    class Args(script.Args):
+        eval_steps: int = 0  # steps after which an evaluation's episode is cut; 0: never
+
+    def limited(agent, envs, *others):
+        limit = agent.args.eval_steps
+        return evaluate(agent, Limit(envs, limit) if limit else envs, *others)
+
+    script.Args = Args
+    script.evaluate = limited
+
+
+if __name__ == "__main__":
+    driver.main("eval_limit")
