@@ -69,7 +69,7 @@ class Args:
     env_id: str = "ALE/Pong-v5"  # a game of ale_py
     frame_stack: int = 1  # the last so many frames are an observation (C)
     sticky_actions: float = 0.0  # probability of repeating an action (Machado et al. 2018: 0.25)
-    terminal_on_life_loss: bool = False  # a lost life ends the return, though the game goes on
+    terminal_on_life_loss: bool = False  # a lost life ends the return, not the game
     clip_rewards: bool = True  # learn from the sign of rewards; the log has the game's score
     total_timesteps: int = 10_000_000  # environment steps to train for
     seed: int = 1  # the same seed gives the same run
@@ -488,8 +488,8 @@ def check(condition, message: str) -> None:
 def check_shapes(shape: tuple[int, ...], **arrays) -> None:
     """ValueError for the first array of another shape, which might broadcast in silence."""
     for name, array in arrays.items():
-        found = getattr(array, "shape", type(array).__name__)
-        if found != shape:
+        found = tuple(getattr(array, "shape", [type(array).__name__]))
+        if found != tuple(shape):
             raise ValueError(f"{name} is {found}, and must have the shape {tuple(shape)}")
 
 
@@ -583,8 +583,7 @@ def make_envs(args: Args, num_envs: int, render_mode: str | None = None, max_fra
             envs = make(vectorization_mode="sync", render_mode=render_mode, frameskip=1,
                         wrappers=[AtariPreprocessing, FireReset, stack])  # fmt: skip
     except (gym.error.Error, ImportError) as error:
-        hint = 'packages: pip install ".[atari]"'
-        raise ArgumentError(f"--env-id {args.env_id}: {error} ({hint})") from error
+        raise ArgumentError(f'--env-id {args.env_id}: {error} (pip install ".[atari]")') from error
     envs = wrappers.TransformReward(envs, partial(finite, "rewards"))
     return wrappers.RecordEpisodeStatistics(envs, stats_key="statistics")
 
@@ -751,19 +750,21 @@ def evaluate(agent: Agent, envs, seed: int, deterministic: bool = True) -> list[
 def play(args: Args) -> None:
     """Plays episodes in a window, into videos, or without a picture, and prints their returns."""
     check_flags(args)
+    seed_everything(args.seed)
     mode = {"human": "human", "video": "rgb_array", "none": None}[args.render]
     check(WORLD_SIZE == 1, "--play: start one process")
     if mode == "human" and sys.platform == "linux":
         display = "DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ
         check(display, "--play: there is no display; try --render video, or none")
-    for episode in range(args.eval_episodes):
-        envs = make_envs(args, 1, mode, EVAL_FRAMES)
+    together = 1 if mode else max(1, args.eval_episodes)  # episodes played side by side
+    for episode in range(0, args.eval_episodes, together):
+        envs = make_envs(args, together, mode, EVAL_FRAMES)
         agent = Agent(envs, args)
         load(args.play, agent)
         if args.render == "video":
             envs = wrappers.RecordVideo(envs, f"{args.play}/videos", name_prefix=f"{episode}")
-        [episodic_return] = evaluate(agent, envs, args.seed + episode, args.deterministic)
-        print(f"return {episodic_return:.5g}")
+        for episodic_return in evaluate(agent, envs, args.seed + episode, args.deterministic):
+            print(f"return {episodic_return:.5g}")
 
 
 def parse_args() -> Args:
@@ -786,24 +787,24 @@ def parse_args() -> Args:
 def main() -> None:
     """Exit codes: 2, a bad argument; 1, an error; 130, Ctrl-C."""
     sys.stderr = sys.stderr or open(os.devnull, "w")  # None where it is closed, as in a service
-    warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
-    if RANK > 0:
-        warnings.simplefilter("ignore")
+    warnings.formatwarning = lambda message, *_: "" if RANK > 0 else f"warning: {message}\n"
     try:
         args = parse_args()
         if args.play:
             play(args)
         else:
             train(args)
-    except (Exception, KeyboardInterrupt) as error:
-        if RANK > 0:  # where all fail alike, the first one says so, and torchrun ends the others
-            time.sleep(3)
+    except BaseException as error:
+        if RANK > 0 and not isinstance(error, KeyboardInterrupt):
+            time.sleep(8)  # where all fail alike, the first one says so; torchrun ends the others
+        if isinstance(error, SystemExit):  # of tyro, which has said why
+            raise
         if isinstance(error, (ArgumentError, gym.error.DependencyNotInstalled)):
             print("error:", " ".join(str(error).split()), file=sys.stderr)
             sys.exit(2)
         if isinstance(error, Exception):
             traceback.print_exc()
-        if Run.latest:
+        if Run.latest and (RANK == 0 or isinstance(error, Exception)):
             start = f"torchrun --nproc-per-node {WORLD_SIZE}" if WORLD_SIZE > 1 else "python"
             command = shlex.join([*start.split(), sys.argv[0], "--resume", str(Run.latest)])
             print(f"\nto continue: {command}", file=sys.stderr)

@@ -1,12 +1,12 @@
-"""rppo_gru_atari.py: the GRU's reset, games, scores and lives, frames, bfloat16, and processes."""
+"""rppo_gru_atari.py: the GRU's reset, games, scores and lives, frames, bfloat16, evaluation, processes."""
 
-import functools
 import itertools
 import json
 import os
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import gymnasium as gym
@@ -36,7 +36,8 @@ def watch(tmp_path, monkeypatch):
     outputs, ppo_loss's inputs, and result.json."""
 
     def run(**flags):
-        games, gae, replays, losses, run.logged = [], [], [], [], []
+        games, gae, replays, losses = [], [], [], []
+        run.logged = []
         make_envs, compute_gae, ppo_loss = rppo.make_envs, rppo.compute_gae, rppo.ppo_loss
         evaluate_actions, log = rppo.Agent.evaluate_actions, rppo.Run.log
 
@@ -65,9 +66,9 @@ def watch(tmp_path, monkeypatch):
             losses.append([x.detach() for x in inputs[:3]])
             return ppo_loss(*inputs)
 
-        def watched_log(self, steps, names, means):
-            run.logged += [dict(zip(names, x.tolist())) for x in means]
-            log(self, steps, names, means)
+        def watched_log(self, steps, means):
+            run.logged += [dict(zip(rppo.LOSSES, x.tolist(), strict=True)) for x in means]
+            log(self, steps, means)
 
         monkeypatch.setattr(rppo.Run, "log", watched_log)
         monkeypatch.setattr(rppo, "make_envs", watched_envs)
@@ -114,6 +115,25 @@ def test_the_fused_gru_is_the_loop(garbage):
         assert b.abs().max() > 0.1 and (a - b).abs().max() <= 1e-10
 
 
+def test_the_gru_refuses_other_shapes():
+    """One ValueError that names the argument and both shapes; torch.gru takes one of them in silence."""
+    gru = rppo.ResetGRU(3, 4)
+    x, state, final = torch.zeros(5, 2, 3), torch.zeros(1, 2, 4), torch.zeros(5, 2)
+    assert gru(x, state, final).shape == (5, 2, 4)  # flags may be numbers
+    for name, wrong in (
+        ("x", (x[..., :2], state, final)),
+        ("state", (x, state[:, :1], final)),
+        ("state", (x, state[..., :3], final)),
+        ("state", (x, torch.zeros(2, 2, 4), final)),
+        ("state", (x, (state, state), final)),
+        ("state", (x[:, :1], state, final[:, :1])),  # would be broadcast
+        ("final", (x, state, final[:, :1])),
+        ("final", (x, state, final[0])),
+    ):
+        with pytest.raises(ValueError, match=f"^{name} is .* must have the shape"):
+            gru(*wrong)
+
+
 @pytest.mark.parametrize("separate", [False, True])
 def test_the_first_minibatch_has_what_the_rollout_computed(watch, short_games, separate):
     """Before a weight has moved, across ends of games and of sequences."""
@@ -121,11 +141,12 @@ def test_the_first_minibatch_has_what_the_rollout_computed(watch, short_games, s
     flags = dict(seq_len=16, num_minibatches=1, separate_critic=separate)
     _, gae, replays, losses, _ = watch(**flags)
     (logprob, old_logprob, _), (_, _, final, _, _, _, value) = losses[0], replays[0]
+    assert value.shape == logprob.shape == ((~final).sum(),)
     assert final.shape == (16, 12) and 4 <= final.sum() <= 12
     assert (logprob - old_logprob).abs().max() <= 1e-5
     sequences = gae[0][1][:-1].reshape(3, 16, 4).transpose(1, 0, 2).reshape(16, 12)
     acted = {round(float(v), 4) for v in sequences.ravel()}
-    assert len(acted) > 100 and {round(float(v), 4) for v in value[~final]} - acted == set()
+    assert len(acted) > 100 and {round(float(v), 4) for v in value} - acted == set()
 
 
 @pytest.mark.parametrize("ablate", [False, True])
@@ -156,7 +177,9 @@ def test_values_and_entropies_of_a_rollout_are_a_loops(ablate, watch, short_game
     assert obs.shape[:2] == ((1, 192) if ablate else (48, 4))
     if ablate:
         assert not state.any()
-    assert np.abs(np.sort(entropy[~ends]) - np.sort(entropies)).max() <= 1e-5 < min(entropies)
+    assert ends.any() and np.abs(np.sort(entropy) - np.sort(entropies)).max() <= 1e-5 < min(
+        entropies
+    )
 
 
 @pytest.mark.parametrize("max_grad_norm", [0.01, 1e9])
@@ -195,8 +218,7 @@ def test_gradients_are_those_of_ppos_loss(max_grad_norm, watch, short_games):
         with torch.no_grad():
             for parameter, weight in zip(agent.parameters(), weights):
                 parameter.copy_(weight)
-        outputs = agent.evaluate_actions(obs, state, final, actions)
-        logprob, entropy, value = (x[~final] for x in outputs)
+        logprob, entropy, value = agent.evaluate_actions(obs, state, final, actions)
         ratio = (logprob - losses[number][1]).exp()
         clipped += ((ratio - 1).abs() > 0.02).sum().item()
         surrogate = torch.minimum(ratio * advantage, ratio.clamp(0.98, 1.02) * advantage).mean()
@@ -328,11 +350,12 @@ def test_amp_is_close_to_float32_and_leaves_the_gru_and_the_losses_in_it():
         dtypes = []
         agent.gru.register_forward_pre_hook(lambda _, inputs: dtypes.append(inputs[0].dtype))
         outputs = agent.evaluate_actions(obs, agent.initial_state(3), final, actions)
+        assert {x.shape for x in outputs} == {(35,)}  # of 36 steps
         assert dtypes == [torch.float32] and {x.dtype for x in outputs} == {torch.float32}
         (outputs[0] + outputs[2]).square().sum().backward()
         results.append(torch.stack(outputs).detach())
         gradients.append(torch.cat([p.grad.flatten() for p in agent.parameters()]))
-    difference = (results[0] - results[1])[:, ~final].abs().max()
+    difference = (results[0] - results[1]).abs().max()
     assert 0 < difference <= 0.02 * results[0].abs().max()
     assert torch.nn.functional.cosine_similarity(*gradients, dim=0) >= 0.999
 
@@ -356,6 +379,24 @@ def test_predict_takes_the_likeliest_and_carries_the_state(separate):
     assert np.unique(drawn).tolist() == [0, 1, 2, 3]
 
 
+def test_predict_says_what_it_needs_and_resets_after_final_steps():
+    args = make_args(frame_stack=2)
+    agent = rppo.Agent(rppo.make_envs(args, 3), args)
+    obs = np.random.default_rng(0).integers(0, 256, (3, 2, 84, 84), np.uint8)
+    for wrong in obs[0], obs[:, :1], obs[..., :83], obs / 255, {"x": obs}, np.uint8(0), None:
+        with pytest.raises(ValueError, match=r"obs must be uint8 \(N, C, 84, 84\): obs\[None\]"):
+            agent.predict(wrong)
+    _, state = agent.predict(torch.from_numpy(obs))
+    for wrong in state[:, :1], state[..., 1:], torch.cat([state, state]), (state, state):
+        with pytest.raises(ValueError, match=r"state is .* must have the shape \(1, 3, 16\)"):
+            agent.predict(obs, state=wrong)
+    with pytest.raises(ValueError, match=r"final is .* must have the shape \(3,\)"):
+        agent.predict(obs, final=np.zeros(2, bool))
+    _, kept = agent.predict(obs, state=state)
+    _, after = agent.predict(obs, state=state, final=np.array([False, True, False]))
+    assert torch.equal(after[:, ::2], kept[:, ::2]) and kept.any(-1).all() and not after[:, 1].any()
+
+
 def test_the_cnn_is_that_of_the_paper():
     """Mnih et al. 2015: 32 8x8 stride 4, 64 4x4 stride 2, 64 3x3, 512; of pixels from 0 to 1."""
     torch.manual_seed(0)
@@ -372,6 +413,171 @@ def test_the_cnn_is_that_of_the_paper():
         assert (rows @ rows.T - 2 * torch.eye(len(rows))).abs().max() <= 1e-4
 
 
+# --- Evaluation -------------------------------------------------------------------------------------
+
+
+def fickle(agent):
+    """The agent, with actions that depend on frames and state, and not always the same one."""
+    with torch.no_grad():
+        agent.actor.weight.normal_(std=3)
+        agent.actor.bias.zero_()
+    return agent
+
+
+def never_fires(agent):
+    """The agent, with one action: none."""
+    with torch.no_grad():
+        agent.actor.bias[0] = 1e6
+    return agent
+
+
+@pytest.mark.parametrize("separate", [False, True])
+def test_an_evaluation_is_each_of_its_games_alone(separate):
+    """Game i of N side by side has the seed seed + i and is what one environment of that seed plays."""
+    args = make_args(env_id="ALE/SpaceInvaders-v5", separate_critic=separate)
+    envs = rppo.make_envs(args, 4, None, 500)
+    torch.manual_seed(0)
+    agent = fickle(rppo.Agent(envs, args))
+    batches = []
+    predict = agent.predict
+    agent.predict = lambda obs, *others: batches.append(len(obs)) or predict(obs, *others)
+    returns = rppo.evaluate(agent, envs, 11)
+    assert set(batches) == {4} and len(returns) == 4 and len(set(returns)) > 1
+    for i in range(4):
+        alone = rppo.make_envs(args, 1, None, 500)
+        (obs, _), state, score, done = alone.reset(seed=11 + i), None, 0.0, False
+        while not done:
+            action, state = predict(obs, None, state)
+            obs, reward, terminated, truncated, _ = alone.step(action)
+            score += reward[0]
+            done = terminated[0] or truncated[0]
+        assert returns[i] == score
+        alone.close()
+
+
+@pytest.mark.parametrize("mode", [None, "rgb_array"])
+def test_a_game_that_stands_still_is_cut(mode):
+    """Breakout's ball waits for FIRE after a lost life, and this agent never fires."""
+    args = make_args()
+    envs = rppo.make_envs(args, 2, mode, 800)
+    agent = never_fires(rppo.Agent(envs, args))
+    assert rppo.evaluate(agent, envs, 1) == [0, 0]
+    assert all(190 <= length <= 200 for length in envs.length_queue)
+
+
+def test_an_evaluation_cuts_games_and_training_does_not(tmp_path, monkeypatch, resets):
+    """After five minutes of 60 frames a second, as Mnih et al. (2015) do; ale_py's limit is half an hour."""
+    assert rppo.EVAL_FRAMES == 5 * 60 * 60 == 18_000
+    frames, make_vec, predict = [], gym.make_vec, rppo.Agent.predict
+
+    def watched(*inputs, **options):
+        frames.append((inputs[1], options["max_num_frames_per_episode"]))
+        return make_vec(*inputs, **options)
+
+    def counted(self, obs, *others):
+        played.append(len(obs))
+        return predict(self, obs, *others)
+
+    played: list = []
+    monkeypatch.setattr(gym, "make_vec", watched)
+    monkeypatch.setattr(rppo.Agent, "predict", counted)
+    monkeypatch.setattr(rppo, "EVAL_FRAMES", 400)
+    flags = dict(num_steps=8, total_timesteps=32, seed=7, eval_episodes=3)
+    rppo.train(make_args(**flags, runs_dir=str(tmp_path), run_name="a"))
+    assert frames == [(4, 108_000), (3, 400)] and resets == [7, 7]
+    assert 90 <= len(played) <= 100 and set(played) == {3}
+    evaluation = json.loads((tmp_path / "a/result.json").read_text())["evaluation"]
+    assert len(evaluation) == 3 and all(score >= 0 for score in evaluation)
+
+
+@pytest.mark.parametrize("render", ["none", "video"])
+def test_play_cuts_games_of_consecutive_seeds(render, tmp_path, monkeypatch, capsys, resets):
+    rppo.train(make_args(num_steps=8, total_timesteps=32, runs_dir=str(tmp_path), run_name="a"))
+    monkeypatch.setattr(rppo, "EVAL_FRAMES", 120)
+    resets.clear()
+    capsys.readouterr()
+    flags = f"--play {tmp_path}/a --eval-episodes 2 --seed 5 --render {render}".split()
+    monkeypatch.setattr(sys, "argv", ["rppo_gru_atari.py", *flags])
+    rppo.main()
+    assert resets == ([5] if render == "none" else [5, 6])
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == 2 and all(line.startswith("return ") for line in printed)
+    videos = [*tmp_path.glob("a/videos/*.mp4")]
+    assert len(videos) == (0 if render == "none" else 2)
+
+
+@pytest.mark.slow
+def test_an_agent_that_never_fires_is_evaluated_in_three_minutes():
+    """Ten whole games on one core, in seconds of processor time."""
+    args = rppo.Args(env_id="ALE/Breakout-v5")
+    envs = rppo.make_envs(args, 10, None, rppo.EVAL_FRAMES)
+    agent = never_fires(rppo.Agent(envs, args))
+    began = time.process_time()
+    assert rppo.evaluate(agent, envs, 1) == [0] * 10
+    assert time.process_time() - began < 180
+    assert [*envs.length_queue] == [4_500] * 10
+
+
+# --- Warnings, and what another launcher left in the environment ------------------------------------
+
+
+@pytest.mark.parametrize("mkldnn,has,warned", [(True, True, 0), (True, False, 1), (False, True, 1)])
+def test_amp_warns_where_the_processor_has_no_bfloat16(mkldnn, has, warned, monkeypatch):
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: mkldnn)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: has)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        rppo.check_args(make_args())
+        rppo.check_args(make_args(amp=True, cuda=True))
+        assert caught == []
+        rppo.check_args(make_args(amp=True))
+    assert [str(x.message).split(":")[0] for x in caught] == ["--amp"] * warned
+
+
+def test_the_first_process_alone_warns(monkeypatch):
+    monkeypatch.setattr(rppo, "train", lambda args: None)
+    monkeypatch.setattr(sys, "argv", ["rppo_gru_atari.py"])
+    for rank, expected in (0, "warning: so it is\n"), (1, ""):
+        monkeypatch.setattr(warnings, "formatwarning", None)  # and as it was, afterwards
+        monkeypatch.setattr(rppo, "RANK", rank)
+        rppo.main()
+        assert warnings.formatwarning("so it is", UserWarning, "file", 1) == expected
+
+
+TINY = "--num-envs 2 --num-steps 8 --num-minibatches 1 --update-epochs 1 --hidden-size 8 " \
+       "--total-timesteps 32 --torch-threads 1 --eval-episodes 0 --run-name a".split()  # fmt: skip
+
+
+def test_a_rank_that_is_left_over_is_one_process_that_writes(run_script, tmp_path):
+    """As in the shell of a cluster: RANK, and no WORLD_SIZE."""
+    env = {"RANK": "1", "LOCAL_RANK": "1", "TQDM_DISABLE": "1"}
+    done = run_script("rppo_gru_atari", *TINY, env=env)
+    assert done.stderr == ""  # without a progress bar, as TQDM_DISABLE asks
+    assert rppo.load(tmp_path / "runs/a")["step"] >= 32
+    assert (tmp_path / "runs/a/result.json").exists()
+
+
+@pytest.mark.parametrize("left", ["WORLD_SIZE=2", "WORLD_SIZE=2 RANK=1", "WORLD_SIZE=0",
+    "WORLD_SIZE=2 RANK=2 MASTER_ADDR=localhost MASTER_PORT=29500"])  # fmt: skip
+def test_processes_that_torchrun_did_not_start_are_refused(left, run_script, tmp_path):
+    env = dict(x.split("=") for x in left.split())
+    done = run_script("rppo_gru_atari", *TINY, env=env, check=2)
+    assert done.lines == [f"error: WORLD_SIZE is {env['WORLD_SIZE']}: start with torchrun"]
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("flags,said", [
+    (["--num-envz", "2"], "Unrecognized options: --num-envz"),
+    (["--num-envs", "3"], "error: --num-envs: 2 processes must divide it"),
+    (["--play", "none", "--render", "none"], "error: none is not the directory of a run"),
+])  # fmt: skip
+def test_torchrun_says_once_what_is_wrong(flags, said, tmp_path):
+    command = [*TORCHRUN, str(ROOT / "rppo_gru_atari.py"), *flags]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode != 0 and done.stderr.count(said) == 1, done.stderr
+
+
 # --- Processes --------------------------------------------------------------------------------------
 
 
@@ -379,9 +585,9 @@ def test_the_cnn_is_that_of_the_paper():
     "flags,expected",
     [
         (dict(num_envs=5), "--num-envs: 2 processes must divide it"),
-        (dict(num_minibatches=4), "--num-minibatches 4: must divide the 2 sequences"),
+        (dict(num_minibatches=4), "--num-minibatches: must divide the 2 sequences"),
         (dict(cuda=True), "--cuda: torch finds no GPU"),
-        (dict(sticky_actions=1.5), "--sticky_actions 1.5: must be from 0 to 1"),
+        (dict(sticky_actions=1.5), "--sticky-actions 1.5: must be from 0 to 1"),
     ],
 )
 def test_arguments_that_two_processes_cannot_share(flags, expected, monkeypatch):
@@ -419,15 +625,9 @@ def worker(name: str, flags: list[str]) -> None:
     import rppo_gru_atari as rppo
 
     seen: dict = {key: [] for key in ("gradients", "losses", "seeds", "noise", "finals", "counts")}
-    clip, gae, loss, sample = (
-        torch.nn.utils.clip_grad_norm_,
-        rppo.compute_gae,
-        rppo.ppo_loss,
-        rppo.sample,
-    )
-    make_envs, log, step = rppo.make_envs, rppo.Run.log, rppo.Agent.step
-    # The first game of four ends in the first rollout by itself, all others in the second.
-    gym.make_vec = functools.partial(gym.make_vec, max_num_frames_per_episode=656)
+    clip, gae, loss = torch.nn.utils.clip_grad_norm_, rppo.compute_gae, rppo.ppo_loss
+    sample, make_envs, log = rppo.sample, rppo.make_envs, rppo.Run.log
+    step = rppo.Agent.step
 
     def watched_clip(parameters, *rest):
         parameters = list(parameters)
@@ -438,9 +638,9 @@ def worker(name: str, flags: list[str]) -> None:
         seen["finals"].append(int(done.sum()))
         return gae(rewards, values, terminated, done, *rest)
 
-    def watched_log(self, steps, names, losses):
+    def watched_log(self, steps, losses):
         seen["losses"] += losses
-        log(self, steps, names, losses)
+        log(self, steps, losses)
 
     def watched_step(self, obs, state):
         seen["rule"] = obs.flatten(1).sum(1)[:, None] % self.action_space.n
@@ -450,24 +650,24 @@ def worker(name: str, flags: list[str]) -> None:
         seen["noise"].append(sample(logp)[:, 0])  # of which nothing depends
         return seen["rule"]
 
-    def watched_envs(*inputs):
-        envs = make_envs(*inputs)
+    def watched_envs(args, num_envs):
+        # The first game of four ends in the first rollout by itself, all others in the second.
+        envs = make_envs(args, num_envs, None, 656)
         reset = envs.reset
-        envs.reset = lambda seed: seen["seeds"].append(seed) or reset(seed=seed)
-        if (
-            name == "empty"
-        ):  # every other time step of the second process is final, of the first one none
-            truncated, zeros = (
-                itertools.cycle([rank == 1, False]),
-                np.zeros((2, 1, 84, 84), np.uint8),
-            )
-            envs.step = lambda _: (
-                zeros,
-                np.ones(2),
-                np.zeros(2, bool),
-                np.full(2, next(truncated)),
-                {},
-            )
+
+        def watched_reset(seed):
+            seen["seeds"].append(seed)
+            return reset(seed=seed)
+
+        def empty_step(_):
+            """Every other time step of the second process is final, of the first one none."""
+            obs, truncated = np.zeros((2, 1, 84, 84), np.uint8), np.full(2, next(ends))
+            return obs, np.ones(2), np.zeros(2, bool), truncated, {}
+
+        ends = itertools.cycle([rank == 1, False])
+        envs.reset = watched_reset
+        if name == "empty":
+            envs.step = empty_step
         return envs
 
     def watched_loss(logprob, *rest):
@@ -477,17 +677,13 @@ def worker(name: str, flags: list[str]) -> None:
         far = len(seen["counts"]) > 2 and rank == 0
         return policy_loss, torch.full_like(kl, float(far)) if name == "kl" else kl
 
-    torch.nn.utils.clip_grad_norm_, rppo.compute_gae, rppo.ppo_loss = (
-        watched_clip,
-        watched_gae,
-        watched_loss,
-    )
-    rppo.sample, rppo.make_envs, rppo.Run.log, rppo.Agent.step = (
-        rule,
-        watched_envs,
-        watched_log,
-        watched_step,
-    )
+    torch.nn.utils.clip_grad_norm_ = watched_clip
+    rppo.compute_gae = watched_gae
+    rppo.ppo_loss = watched_loss
+    rppo.sample = rule
+    rppo.make_envs = watched_envs
+    rppo.Run.log = watched_log
+    rppo.Agent.step = watched_step
     sys.argv = ["rppo_gru_atari.py", *flags]
     agent = rppo.train(rppo.parse_args())
     seen["weights"] = torch.cat([p.detach().flatten() for p in agent.parameters()])
@@ -578,21 +774,32 @@ def test_each_process_resumes_with_its_own_random_numbers(runs, monkeypatch):
     assert run.step == saved["step"] > 1000 and len(run.returns) == 0 < len(saved["returns"])
 
 
-def test_a_resumed_run_plays_other_games_with_the_same_network(tmp_path, monkeypatch):
+@pytest.fixture
+def resets(monkeypatch):
+    """The seeds that games are reset with from here on."""
     seeds, make_envs = [], rppo.make_envs
 
     def watched(*inputs):
         envs = make_envs(*inputs)
         reset = envs.reset
-        envs.reset = lambda seed: seeds.append(seed) or reset(seed=seed)
+
+        def watched_reset(seed, **options):
+            seeds.append(seed)
+            return reset(seed=seed, **options)
+
+        envs.reset = watched_reset
         return envs
 
     monkeypatch.setattr(rppo, "make_envs", watched)
+    return seeds
+
+
+def test_a_resumed_run_plays_other_games_with_the_same_network(tmp_path, monkeypatch, resets):
     args = make_args(num_steps=8, total_timesteps=32, seed=7, runs_dir=str(tmp_path), run_name="a")
     rppo.train(args)
     args.resume, args.total_timesteps = str(tmp_path / "a"), 64
     rppo.train(args)
-    assert seeds == [7, 7 + 32]
+    assert resets == [7, 7 + 32]
     for flags in (
         ["--env-id", "ALE/Pong-v5"],
         ["--frame-stack", "4"],
@@ -600,27 +807,44 @@ def test_a_resumed_run_plays_other_games_with_the_same_network(tmp_path, monkeyp
         ["--separate-critic"],
         ["--ablate-memory"],
     ):
-        name = flags[0].replace("-", "_").replace("__", "--")
         monkeypatch.setattr(sys, "argv", ["rppo_gru_atari.py", "--resume", args.resume, *flags])
-        with pytest.raises(rppo.ArgumentError, match=f"{name}: .* has "):
+        with pytest.raises(rppo.ArgumentError, match=f"{flags[0]}: .* has "):
             rppo.parse_args()
 
 
-def test_main_says_with_how_many_processes_a_run_goes_on(monkeypatch, capsys):
+@pytest.mark.parametrize("count,how", [(1, "python"), (3, "torchrun --nproc-per-node 3")])
+def test_main_says_with_how_many_processes_a_run_goes_on(count, how, monkeypatch, capsys):
+    """Quoted for a shell. All but the first wait, so that it speaks for all where all fail alike."""
+
     def fail(args):
-        rppo.Run.latest = "/runs/a"
+        rppo.Run.latest = Path("/my runs/a")
         raise ZeroDivisionError
 
-    monkeypatch.setattr(rppo.Run, "latest", None)  # and as it was afterwards
+    def interrupt(args):
+        raise KeyboardInterrupt
 
-    for count, how in (1, "python"), (3, "torchrun --nproc-per-node 3"):
-        monkeypatch.setattr(rppo, "WORLD_SIZE", count)
-        monkeypatch.setattr(rppo, "train", fail)
-        monkeypatch.setattr(sys, "argv", ["rppo_gru_atari.py"])
+    slept: list = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    monkeypatch.setattr(rppo.Run, "latest", None)  # and as it was afterwards
+    monkeypatch.setattr(rppo, "train", fail)
+    monkeypatch.setattr(rppo, "WORLD_SIZE", count)
+    monkeypatch.setattr(sys, "argv", ["rppo_gru_atari.py"])
+    for name in "RANK", "MASTER_ADDR", "MASTER_PORT":
+        monkeypatch.setenv(name, "0")
+    for rank in range(min(count, 2)):
+        monkeypatch.setattr(rppo, "RANK", rank)
         with pytest.raises(SystemExit, match="1"):
             rppo.main()
-        advice = capsys.readouterr().err.splitlines()[-1]
-        assert advice == f"to go on: {how} rppo_gru_atari.py --resume /runs/a"
+        assert len(slept) == rank
+        advice = f"to continue: {how} rppo_gru_atari.py --resume '/my runs/a'"
+        assert capsys.readouterr().err.splitlines()[-1] == advice
+    monkeypatch.setattr(rppo, "train", interrupt)
+    for rank in range(min(count, 2)):  # Ctrl-C reaches all: nobody waits, and the first one speaks
+        monkeypatch.setattr(rppo, "RANK", rank)
+        with pytest.raises(SystemExit, match="130"):
+            rppo.main()
+        assert capsys.readouterr().err == (f"\n{advice}\n" if rank == 0 else "")
+    assert len(slept) == min(count, 2) - 1
 
 
 def test_target_kl_stops_both_together(tmp_path):
