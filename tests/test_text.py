@@ -26,10 +26,10 @@ TOKENS = 12.5  # a code line of the lesson, on average
 COMMENTS = 5.5  # lines of train for one comment, at most
 # A script's parent, and at most so many lines that differ from it, a replaced line counted once.
 DIFFERENCES = {
-    "rppo_continuous": ("rppo_lstm", 200),
-    "rppo_gru_atari": ("rppo_lstm", 330),
-    "trpo": ("rppo_continuous", 420),
-    "ppo1_mpi": ("rppo_continuous", 400),
+    "rppo_continuous": ("rppo_lstm", 180),
+    "rppo_gru_atari": ("rppo_lstm", 410),
+    "trpo": ("rppo_continuous", 360),
+    "ppo1_mpi": ("rppo_continuous", 360),
 }
 # They say everything without a docstring, or are what torch and Gymnasium say they are.
 TRIVIAL = {
@@ -37,6 +37,7 @@ TRIVIAL = {
     "check",
     "initial_state",
     "seed_everything",
+    "flat_gradient",
     "NatureCNN.forward",
     "FireReset.reset",
 }
