@@ -227,7 +227,8 @@ def test_warm_start_begins_with_the_other_runs_weights(tmp_path, name):
         run(script, tmp_path, **{**still, "encoder_size": 12})
     wide, _ = run(script, tmp_path, **{**still, "encoder_size": 12, "overlap": True})
     first = old.encoder[0].weight
-    assert torch.equal(wide.encoder[0].weight[:8], first) and len(wide.encoder[0].weight) == 12
+    corner = wide.encoder[0].weight[:8]
+    assert torch.allclose(corner, first, atol=1e-4) and len(wide.encoder[0].weight) == 12
 
 
 @pytest.mark.parametrize("name, flags", [

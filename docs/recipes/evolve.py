@@ -72,7 +72,7 @@ def train(command: list[str], folder: Path, genes: dict, parent: Path | None, se
         if done.returncode == 2:  # a flag that cannot be used: for all members alike
             raise ValueError(done.stderr.strip().splitlines()[-1].removeprefix("error: "))
         if done.returncode == 0:
-            break
+            return folder
     return folder
 
 
@@ -118,9 +118,9 @@ def main() -> None:
     recipes = {"warm_start", *",".join(more).split(",")} - {""}
     script = driver.apply(importlib.import_module(name), recipes)
     names = [gene for gene in MUTATIONS if hasattr(script.Args, gene)]
-    constant = ["--no-anneal-lr"] if hasattr(script.Args, "anneal_lr") else []
-    constant += ["--schedule", "constant"] if hasattr(script.Args, "schedule") else []
-    command = [sys.executable, str(driver.HERE / "use.py"), name, ",".join(recipes), *constant]
+    own = {"anneal_lr": ["--no-anneal-lr"], "schedule": ["--schedule", "constant"]}
+    flags += [word for flag in own if hasattr(script.Args, flag) for word in own[flag]]
+    command = [sys.executable, str(driver.HERE / "use.py"), name, ",".join(recipes)]
     command += [*flags, "--total-timesteps", str(options.steps)]
     folder = Path(options.runs_dir, "evolve").resolve()
     script.check(not folder.exists(), f"{folder} exists: another --runs-dir, please")

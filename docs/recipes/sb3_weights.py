@@ -57,8 +57,9 @@ def convert(file: str, env_id: str, run_dir: str) -> None:
         flags["recurrent_layers"] = ",".join(["lstm"] * layers)
     if policy.use_sde:
         sde = policy.action_dist
-        flags.update(use_sde=True, full_std=sde.full_std, use_expln=sde.use_expln,
-                     squash_output=policy.squash_output, sde_sample_freq=model.sde_sample_freq)  # fmt: skip
+        flags.update(use_sde=True, sde_sample_freq=model.sde_sample_freq)
+        flags.update(full_std=sde.full_std, use_expln=sde.use_expln)
+        flags.update(squash_output=policy.squash_output)
     path = Path(run_dir)
     flags.update(env_id=env_id, runs_dir=str(path.parent), run_name=path.name)
     args = script.Args(gamma=model.gamma, gae_lambda=model.gae_lambda, **flags)

@@ -3,7 +3,7 @@
     python docs/recipes/use.py rppo_lstm images,schedules --env-id my_module:MyEnv-v0
     python docs/recipes/use.py --play runs/RUN  # or --resume: a run knows its script and recipes
     mpiexec -n 2 python docs/recipes/use.py ppo1_mpi callbacks --stop-at-return 475
-    torchrun --nproc-per-node 2 docs/recipes/use.py rppo_gru_atari schedules --env-id ALE/Pong-v5
+    torchrun --nproc-per-node 2 docs/recipes/use.py rppo_gru_atari schedules --clip-coef 0.2
 
 A recipe is a module in this folder, whose `use(script)` replaces names in a script: a subclass of
 its Agent, its Run or its Args, another make_envs. Each builds on what the script has at that
