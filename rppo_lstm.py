@@ -270,7 +270,7 @@ def num_choices(space):
 def legal_choices(exists, info: dict, final):
     """(N, K, A): what exists and info's "action_mask", if an environment sent one, allows: 1 or 0
     for each choice of each component. Final steps need no legal choice."""
-    legal = np.broadcast_to(exists, (len(final), *exists.shape)).copy()
+    legal = exists[None].repeat(len(final), axis=0)
     if "action_mask" in info:
         sent = info.get("_action_mask", np.ones(len(final), bool))  # (N,): who sent a mask
         for i in np.flatnonzero(sent & ~final):

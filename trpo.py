@@ -7,8 +7,7 @@
     python trpo.py --env-id HalfCheetah-v5  # train
     python trpo.py --play runs/RUN          # watch the agent
 
-TRPO: Schulman et al. 2015, arXiv:1502.05477. GAE: Schulman et al. 2016, arXiv:1506.02438. Defaults
-are sb3-contrib's, but observations and rewards are normalised, and KL is a sum over components.
+TRPO: Schulman et al. 2015, arXiv:1502.05477. GAE: Schulman et al. 2016, arXiv:1506.02438.
 
 A rollout is T time steps of N environments; its arrays are (T, N, ...). When an episode ends,
 Gymnasium's vector environments return its last observation as a time step of its own. We call
@@ -227,12 +226,16 @@ class Agent(nn.Module):
         categorical = Categorical(logits=self.log_probs(h, legal), validate_args=False)
         return Independent(categorical, 1)
 
-    def act(self, h: Tensor, legal: Tensor) -> Tensor:
-        """h (N, H), legal choices (N, K, A) -> actions (N, K) of `policy`, not clipped yet."""
-        if not self.box:
-            return sample(self.log_probs(h, legal))
-        noise = torch.randn(len(h), len(self.log_std))  # agent.pt holds the CPU's generator
-        return self.actor(h) + noise.to(h.device) * self.log_std.exp()
+    def sample_noise(self, *shape: int) -> Tensor:
+        """Noise (*shape, K) for Box actions. The CPU draws it: agent.pt holds its generator."""
+        std = self.log_std.exp() if self.box else torch.zeros(len(self.exists))
+        return torch.randn(*shape, len(std)).to(std.device) * std
+
+    def act(self, h: Tensor, legal: Tensor, noise: Tensor) -> Tensor:
+        """h (N, H), legal choices (N, K, A), noise (N, K) -> actions (N, K), not clipped yet."""
+        if self.box:
+            return self.actor(h) + noise
+        return sample(self.log_probs(h, legal))
 
     def step(self, obs: Tensor, state: Tensor):
         """obs (N, n), state -> h (N, H) for policy and critic, next state."""
@@ -258,9 +261,10 @@ class Agent(nn.Module):
         are an episode's last -> actions for the environments; state, zero after final steps."""
         obs, state, final = check_inputs(self, obs, state, final)
         tensor = partial(torch.as_tensor, device=state.device)
-        legal = tensor(legal_choices(self.exists, info or {}, final))
+        legal = legal_choices(self.exists, info or {}, final)
         h, state = self.step(tensor(obs), state)
-        actions = self.policy(h, legal).mode if deterministic else self.act(h, legal)
+        policy = self.policy(h, tensor(legal))
+        actions = policy.mode if deterministic else policy.sample()
         state = state.where(tensor(~final)[:, None], 0.0)
         return to_env(actions, self.action_space), state
 
@@ -299,7 +303,7 @@ def warn_of_bounds(space) -> None:
 def legal_choices(exists, info: dict, final):
     """(N, K, A): what exists and info's "action_mask", if an environment sent one, allows: 1 or 0
     for each choice of each component. Final steps need no legal choice."""
-    legal = np.broadcast_to(exists, (len(final), *exists.shape)).copy()
+    legal = exists[None].repeat(len(final), axis=0)
     if "action_mask" in info:
         sent = info.get("_action_mask", np.ones(len(final), bool))  # (N,): who sent a mask
         for i in np.flatnonzero(sent & ~final):
@@ -380,13 +384,11 @@ def surrogate(new: Independent, old: Independent, actions: Tensor, advantage: Te
 
 
 def flat_gradient(y: Tensor, parameters, **options) -> Tensor:
-    """dy / d parameters as one vector (P,)."""
-    return torch.cat([g.flatten() for g in torch.autograd.grad(y, parameters, **options)])
+    return torch.cat([g.flatten() for g in torch.autograd.grad(y, parameters, **options)])  # (P,)
 
 
 def fisher_vector_product(kl_gradient: Tensor, parameters, damping: float, v: Tensor) -> Tensor:
-    """(F + damping I) v, without F (P, P). The Fisher matrix F is the Hessian of the mean KL at the
-    old policy (appendix C), and a Hessian times v is the gradient of (gradient . v)."""
+    """(F + damping I) v. F (P, P), the Hessian of the KL, is not built: F v = grad(grad KL . v)."""
     check_shapes(kl_gradient.shape, v=v)
     return flat_gradient(kl_gradient @ v, parameters, retain_graph=True) + damping * v
 
@@ -425,8 +427,7 @@ def conjugate_gradient(product, b: Tensor, max_steps: int) -> Tensor:
 
 @torch.no_grad()
 def line_search(policy, old, parameters, args: Args, actions, advantage, step: Tensor):
-    """Moves the parameters by the first of the fractions 1, factor, factor^2, ... of step (P,) that
-    improves the surrogate at a mean KL below its target, if any -> KL, improvement, fraction."""
+    """Moves the parameters by a fraction of step (P,), or not -> KL, improvement, fraction."""
     theta = nn.utils.parameters_to_vector(parameters)
     check_shapes(theta.shape, step=step)
     for i in range(args.line_search_max_iter):
@@ -474,7 +475,6 @@ def trpo_step(agent: Agent, args: Args, rollout, actions: Tensor, advantage: Ten
 
 def fit_critic(critic: nn.Module, args: Args, optimizer, inputs: Tensor, returns: Tensor) -> float:
     """Passes of Adam over the critic's inputs and returns (M, ...) -> mean squared error."""
-    check_shapes(inputs.shape[:1], returns=returns)
     losses = []
     for _ in range(args.n_critic_updates):
         for batch in torch.randperm(len(inputs)).to(inputs.device).split(args.batch_size):
@@ -515,11 +515,12 @@ def train(args: Args) -> Agent:
     while run.step < args.total_timesteps:
         # Rollout
         actions = []
+        noise = agent.sample_noise(T, N)
         first_state = state.clone()  # autograd cannot save a tensor of inference mode
         with torch.inference_mode():
             for t in range(T):
                 h[t], state = agent.step(tensor(obs[t]), state)
-                actions.append(agent.act(h[t], tensor(legal[t])))
+                actions.append(agent.act(h[t], tensor(legal[t]), noise[t]))
                 if final[t].any():  # the next episode begins with an empty memory
                     state = state.where(tensor(~final[t])[:, None], 0.0)
                 action = to_env(actions[t], agent.action_space)
@@ -540,7 +541,6 @@ def train(args: Args) -> Agent:
         inputs = normalized if args.memory == "none" else torch.cat([normalized, h], -1)
         v = agent.critic(inputs).squeeze(-1).numpy(force=True)
         advantages = compute_gae(rewards, v, terminated, done, args.gamma, args.gae_lambda)
-        returns = advantages + v[:T]
 
         # Update: the policy by one step in its trust region, the critic by Adam in minibatches
         losses = []
@@ -553,8 +553,8 @@ def train(args: Args) -> Agent:
             kl, improvement, expected, fraction, entropy = trpo_step(
                 agent, args, rollout, taken, advantage
             )
-            targets = tensor(returns[valid])
-            value_loss = fit_critic(agent.critic, args, optimizer, inputs[:T][counts], targets)
+            returns = tensor(advantages + v[:T])[counts]
+            value_loss = fit_critic(agent.critic, args, optimizer, inputs[:T][counts], returns)
             losses.append(torch.tensor([kl, improvement, expected, fraction, entropy, value_loss]))
 
         if args.norm_obs and valid.any():  # not earlier: the policy acted with the old statistics

@@ -49,7 +49,7 @@ MUTANTS = [
     ("a rollout forgets its first step's final flag", "        final[0] = final[T]\n", "", ROLL),
     # The agent
     ("illegal choices are only masked in acting", "logp = self.log_probs(h, legal)\n        logprob", "logp = self.log_probs(h, torch.ones_like(legal))\n        logprob", AGENT),
-    ("components that do not exist can be chosen", "np.broadcast_to(exists, (len(final), *exists.shape)).copy()", "np.ones((len(final), *exists.shape), bool)", AGENT),
+    ("components that do not exist can be chosen", "exists[None].repeat(len(final), axis=0)", "np.ones((len(final), *exists.shape), bool)", AGENT),
     ("the start of a Discrete space is forgotten", 'getattr(space, "start", 0)', "0", AGENT),
     ("a mask that nobody sent", "np.flatnonzero(sent & ~final)", "np.flatnonzero(~final)", AGENT),
     ("the critic reads the actor's LSTM", "critic_h = self.critic_lstm(x, state[2:], final)", "critic_h = h", AGENT),
