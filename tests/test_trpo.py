@@ -178,7 +178,9 @@ def test_acting_and_replay_are_one_policy(actions, memory, masked):
     torch.manual_seed(1)
     h, legal = rows[0][:1], legal[0, :1]
     policy = agent.policy(h, legal)
-    sampled = agent.act(h.expand(40000, -1), legal.expand(40000, -1, -1))
+    noise = agent.sample_noise(40000)
+    assert noise.shape == (40000, len(agent.exists))
+    sampled = agent.act(h.expand(40000, -1), legal.expand(40000, -1, -1), noise)
     assert torch.is_floating_point(sampled) == agent.box
     sampled = sampled.float()
     expected = policy.sample((40000,)).float()[:, 0]
@@ -650,7 +652,6 @@ def test_shapes_that_would_broadcast_are_refused():
             ),
             "step",
         ),
-        (lambda: trpo.fit_critic(agent.critic, agent.args, None, taken, advantages[:, None]), "returns"),
         (lambda: trpo.compute_gae(*np.ones((1, 5, 2)), np.ones((6, 1)), *np.zeros((2, 5, 2)), 0.9, 0.9), "values"),
     ]:  # fmt: skip
         with pytest.raises(ValueError, match=f"{name} is .* must have the shape"):
