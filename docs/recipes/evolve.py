@@ -5,7 +5,7 @@
     python docs/recipes/evolve.py rppo_lstm --no-evolve --env-id CartPole-v1  # the control
 
 Every member is a run of its own, of any script and recipes. In each generation all train for
---steps more; then they are scored by their evaluations. Elitism: the best goes on as it is.
+--steps more; then they are scored by their evaluations. Elitism: the best stays as it is.
 Tournaments: for each other place --tournament members are drawn, and the best of them has an
 offspring, with one of its flags in MUTATIONS changed. It starts from the parent's weights (the
 recipe warm_start); where its networks are of another size, weights are copied as far as they
@@ -92,7 +92,7 @@ def evolve(options, command: list[str], names: list[str], folder: Path) -> Path:
         print(f"generation {generation}: {[round(x, 1) for x in scores]}, best {genes[elite]}")
         if best is None or scores[elite] >= score(best):
             best = folders[elite]
-        parents = list(folders)  # without evolution everyone goes on as it is
+        parents = list(folders)  # without evolution everyone stays as it is
         if options.evolve:
             chosen = [elite]
             for _ in range(options.members - 1):
@@ -108,11 +108,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], allow_abbrev=False)
     parser.add_argument("words", nargs="+", help="the script, and recipes with commas")
     parser.add_argument("--evolve", action=argparse.BooleanOptionalAction, default=True)
-    for name, default in {"members": 4, "generations": 5, "steps": 20_000, "tournament": 2}.items():
+    numbers = {"members": 4, "generations": 5, "steps": 20_000, "tournament": 2, "seed": 1}
+    for name, default in {**numbers, "processes": os.cpu_count()}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="at once")
     parser.add_argument("--runs-dir", default="runs")
-    parser.add_argument("--seed", type=int, default=1)
     options, flags = parser.parse_known_args()
     name, *more = options.words
     recipes = {"warm_start", *",".join(more).split(",")} - {""}

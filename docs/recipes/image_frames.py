@@ -63,7 +63,9 @@ class Frames(driver.Wrapper):
     def reset(self, **options):
         obs, info = self.env.reset(**options)
         self.done = np.ones(self.num_envs, bool)
-        return self.flat(obs), info
+        obs = self.flat(obs)
+        self.done = np.zeros(self.num_envs, bool)
+        return obs, info
 
     def step(self, actions):
         obs, rewards, terminated, truncated, info = self.env.step(actions)
@@ -82,7 +84,7 @@ def use(script):
     @dataclass
     class Args(script.Args):
         grey: bool = False  # images of three colours lose them
-        image_size: int = 0  # pixels of both sides of every image; 0: as they come
+        image_size: int = 0  # pixels of both sides of every image; 0: as they are
         image_stack: int = 1  # the last so many frames are an observation
 
     def make_frames(args, *inputs):

@@ -1,4 +1,4 @@
-"""An LSTM that remembers dozens of steps before it has learnt anything: chrono initialisation.
+"""An LSTM that remembers dozens of steps before it has learned anything: chrono initialisation.
 
     python docs/recipes/long_memory.py --env-id popgym:popgym-RepeatPreviousMedium-v0
 

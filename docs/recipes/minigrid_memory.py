@@ -2,13 +2,13 @@
 
     python docs/recipes/minigrid_memory.py                        # S9; pip install ".[minigrid]"
     python docs/recipes/minigrid_memory.py --env-id MemoryS13-v0  # also S7 and S11
-    python docs/recipes/minigrid_memory.py --pixels               # 84 x 84, as the seed has it
+    python docs/recipes/minigrid_memory.py --pixels               # 84 x 84, as in the original
     python docs/recipes/minigrid_memory.py --ablate-memory        # the control
 
 As Pleines et al. have it (recurrent-ppo-truncated-bptt): the agent sees 3 x 3 cells, and turns to
 the left, to the right, or walks. The way is an exclusive or of what it saw and what it sees, so
 that neither alone pays: returns stay at chance for hundreds of thousands of steps. Three things
-shorten the wait, and make it an easier task than theirs of pixels: forget gates begin nearly open,
+shorten the wait, and make it an easier task than their pixels are: forget gates begin nearly open,
 with a bias of FORGET; a cell's kind is one of five inputs, SCALE or 0, and its colour is none; many
 gradient steps, each on two environments, at a high entropy coefficient. With --pixels, whose CNN is
 that of the recipe images, the second is not so.

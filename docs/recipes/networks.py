@@ -58,7 +58,7 @@ def use(script):
         layers_before: str | None = None  # units of the encoder's layers; None: the script's
         layers_shared: str = "none"  # of layers after the memory that actor and critic share
         layers_after: str = "none"  # of each head's layers
-        critic_layers_before: str | None = None  # of the critic's encoder; None: as the other's
+        critic_layers_before: str | None = None  # of the critic's encoder; None: as the actor's
         critic_layers_after: str | None = None  # of the critic's head; None: as the actor's
         activation: Literal["tanh", "relu", "elu", "gelu", "silu"] = "tanh"  # of all layers
         orthogonal: bool = True  # weights begin orthogonal; else as torch draws them

@@ -11,7 +11,7 @@ memory gets 70 %.
 
 How a run can fail, as one of 18 did with an earlier version of the script: within ten rollouts the
 policy always walked to one side, with an entropy of 0.1. The critic, which had seen the goals, then
-foresaw every return. Advantages were noise, and nothing was learnt any more. With --ent-coef 0.01
+foresaw every return. Advantages were noise, and nothing more was learned. With --ent-coef 0.01
 that seed, too, was solved.
 """
 
@@ -49,7 +49,7 @@ class PocMemory(gym.Env):
         return self.observe(), float(reward), arrived, False, {}
 
 
-# A time limit, because a bad policy may walk to and fro for ever.
+# A time limit, because a bad policy may walk back and forth forever.
 gym.register("PocMemory-v0", PocMemory, max_episode_steps=128)
 
 
