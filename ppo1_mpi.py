@@ -1,5 +1,5 @@
 # /// script
-# requires-python = ">=3.10"
+# requires-python = ">=3.11"
 # dependencies = ["torch>=2.9", "gymnasium[classic-control]>=1.2", "tyro", "tensorboard", "tqdm",
 #   "mpi4py", "mpich"]
 # ///
@@ -9,31 +9,38 @@
     python ppo1_mpi.py --play runs/RUN                    # watch the agent
 
 PPO: Schulman et al. 2017, arXiv:1707.06347. GAE: Schulman et al. 2016, arXiv:1506.02438.
-PPO1: openai/baselines, ppo1/pposgd_simple.py. Each rank, a process, plays its own environment and
-draws minibatches from its own rollout. An allreduce averages the ranks' gradients, and each makes
-the same step of its own Adam: weights that are equal at the start stay equal, bit for bit.
+PPO1: openai/baselines, ppo1/pposgd_simple.py. Each rank, a process, plays its own environment. An
+allreduce averages the ranks' gradients, and each makes the same step of its own Adam: weights that
+are equal at the start stay equal, bit for bit.
 
 A rollout is T time steps of N environments; its arrays are (T, N, ...). When an episode ends,
-Gymnasium's vector environments return its last observation as a time step of its own:
+Gymnasium's vector environments return its last observation as a time step of its own. We call
+that step final:
 
-    t      obs                          action    final   afterwards
-    4      the episode's last but one   played            truncated[4] or terminated[4] is set
-    5      the episode's last           ignored   yes     the agent's state is set to zero
-    6      the next episode's first     played
+    t   obs                          action    final
+    4   the episode's last but one   played            terminated[4] or truncated[4] is set
+    5   the episode's last           ignored   yes     after it, the agent's state is set to zero
+    6   the next episode's first     played
 
-A final step counts in no loss. Its value, from the state that the agent has there, bootstraps a
-truncated episode. Shapes: S sequences of L steps, B of them in a minibatch; F features, H hidden
-units; observations of n numbers; K components of an action, A choices of each.
+A final step counts in no loss: its action did nothing. But its value, computed with the state
+that the agent has there, stands for the rewards that a time limit cut off.
+
+Letters in shapes: T time steps, N environments; S sequences of L steps, B of them in a minibatch;
+M steps that count; n numbers in an observation, F features, H hidden units; K components of an
+action, A choices of each.
 """
 
 import json
 import os
-import pickle
+import random
+import shlex
 import sys
 import time
 import traceback
+import warnings
 import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -57,14 +64,14 @@ class Args:
     env_id: str = "CartPole-v1"  # Gymnasium's id; my_module:MyEnv-v0 imports my_module
     mask_velocity: bool = False  # hide the velocities: the task needs memory
     async_envs: bool = False  # a process for each environment, if a rank has several
-    total_timesteps: int = 500_000  # environment steps to train for
+    total_timesteps: int = 500_000  # environment steps to train for, of all ranks together
     seed: int = 1  # the same seed gives the same run
     torch_threads: int = 1  # CPU threads; more for large networks
 
     num_envs: int = 1  # parallel environments (N) of each rank
     num_steps: int = 256  # time steps of a rollout (T)
-    seq_len: int = 16  # steps that gradients flow back through, a sequence (L); 0: T
-    num_minibatches: int = 4  # in an epoch, of whole sequences
+    seq_len: int = 16  # length of a sequence (L), through which gradients flow; 0: T
+    num_minibatches: int = 4  # minibatches in an epoch, each of whole sequences
     update_epochs: int = 4  # passes over a rollout
     gamma: float = 0.99  # discount factor
     gae_lambda: float = 0.95  # lambda of generalised advantage estimation
@@ -72,10 +79,10 @@ class Args:
 
     encoder_size: int = 64  # units of both layers of each encoder
     memory: Literal["none", "lstm"] = "none"  # after the encoders; without it L is 1
-    hidden_size: int = 128  # units of the LSTM (H)
+    hidden_size: int = 128  # units of each LSTM (H)
     ablate_memory: bool = False  # keep no state from step to step, L = 1: a control
 
-    learning_rate: float = 1e-3  # of Adam
+    learning_rate: float = 1e-3  # Adam's, at the start
     schedule: Literal["linear", "constant"] = "linear"  # learning_rate and clip_coef fall to 0
     clip_coef: float = 0.2  # epsilon of the surrogate
     ent_coef: float = 0.01  # weight of the entropy bonus
@@ -85,38 +92,51 @@ class Args:
     runs_dir: str = "runs"  # directory of new runs
     run_name: str | None = None  # name of a new run; None: env_id__script__seed__time
     track: bool = False  # log to Weights & Biases
-    eval_episodes: int = 10  # deterministic episodes after training, or of --play
-    resume: str | None = None  # run directory to go on with; other flags override its own
-    play: str | None = None  # run directory whose agent to watch
-    capture_video: bool = False  # with --play only: films into RUN/videos
+    eval_episodes: int = 10  # episodes after training, or of --play
+    deterministic: bool = True  # evaluate the most probable actions; else they are sampled
+    resume: str | None = None  # directory of a run to continue; flags given here override its own
+    play: str | None = None  # directory of a run whose agent to watch
+    render: Literal["human", "video", "none"] = "human"  # --play: a window, RUN/videos, or returns
 
 
-PRESETS: dict[tuple[str, bool], dict] = {  # better defaults for a task: (env_id, mask_velocity)
-    ("CartPole-v1", False): dict(total_timesteps=25_000, norm_obs=False, update_epochs=10),
-    ("CartPole-v1", True): dict(total_timesteps=300_000, memory="lstm", num_steps=4096, seq_len=32,
-        num_minibatches=8, update_epochs=10, gamma=0.995),
+PRESETS: dict[tuple, dict] = {  # better defaults for a task: (env_id, mask_velocity)
+    ("CartPole-v1", False): dict(total_timesteps=25_000, update_epochs=10, norm_obs=False),
+    ("CartPole-v1", True): dict(total_timesteps=300_000, num_steps=4096, seq_len=32,
+        num_minibatches=8, update_epochs=10, gamma=0.995, memory="lstm"),
 }  # fmt: skip
-FIXED = ("env_id", "mask_velocity", "encoder_size", "memory", "hidden_size", "ablate_memory",
-         "norm_obs")  # fmt: skip
+FIXED = (  # the agent's shape and what it sees: --resume and --play cannot change them
+    "env_id", "mask_velocity", "encoder_size", "memory", "hidden_size", "ablate_memory", "norm_obs"
+)  # fmt: skip
+LOSSES = "policy_loss", "value_loss", "entropy", "approx_kl"  # what is logged
+# What --mask-velocity hides of an observation
 VELOCITIES = {"CartPole": [1, 3], "MountainCar": [1], "Pendulum": [2], "LunarLander": [2, 3, 5]}
 
 
 class ResetLSTM(nn.Module):
-    """An LSTM whose state is zero after every final step, and that replays rollouts in one call.
+    """An LSTM whose state is zero after every final step, and that replays a sequence in one call.
 
-    Its definition is a loop: state = cell(x[t], state), then state = 0 if final[t]. A fused call
-    cannot stop for that. But no loss reads the output of a final step, so on replay that step can
-    *be* the reset. x gets one more feature, with fixed weights: 1 to the input and forget gates,
-    else 0. It is 0, but on final steps x is (0, ..., 0, -1e4). Then i = f = sigmoid(U h + b - 1e4)
-    = 0 exactly in floating point, so c = f c + i g = 0, h = o tanh(c) = 0, and no gradient passes.
+    Its definition is a loop over time: state = cell(x[t], state), then state = 0 if final[t]. One
+    call of torch.lstm for all steps is much faster, but cannot stop to reset the state. It need
+    not: no loss reads the output of a final step, so on replay we may choose its input, and choose
+    one that makes the step itself the reset.
+
+    x gets one more feature, with constant weights: 1 to the input and forget gates, 0 to the
+    others. It is 0 on ordinary steps. On a final step it is -1e4, and the rest of x is 0. Then,
+    exactly in floating point, and with no gradient:
+
+        i = f = sigmoid(U h + b - 1e4) = 0,    c' = f c + i g = 0,    h' = o tanh(c') = 0
     """
 
     def __init__(self, input_size: int, hidden_size: int):
         super().__init__()
         self.cell = nn.LSTMCell(input_size, hidden_size)
-        for name, parameter in self.cell.named_parameters():
-            nn.init.zeros_(parameter) if "bias" in name else nn.init.orthogonal_(parameter)
-        closes = torch.tensor([[1.0], [1.0], [0.0], [0.0]])  # gates i, f, g, o
+        nn.init.orthogonal_(self.cell.weight_ih)
+        nn.init.orthogonal_(self.cell.weight_hh)
+        nn.init.zeros_(self.cell.bias_ih)
+        nn.init.zeros_(self.cell.bias_hh)
+        # Gates i, f, g, o. An open forget gate remembers (Gers et al. 2000).
+        nn.init.ones_(self.cell.bias_ih[hidden_size : 2 * hidden_size])
+        closes = torch.tensor([[1.0], [1.0], [0.0], [0.0]])
         self.closes = nn.Buffer(closes.repeat_interleave(hidden_size, 0), persistent=False)
         self.reset = nn.Buffer(torch.tensor([0.0] * input_size + [-1e4]), persistent=False)
 
@@ -126,18 +146,24 @@ class ResetLSTM(nn.Module):
 
     def forward(self, x: Tensor, state: Tensor, final: Tensor) -> Tensor:
         """Sequences: x (L, B, F), the state before them (2, B, H), final (L, B) -> h (L, B, H)."""
+        cell = self.cell
+        L, B = x.shape[:2]
+        check_shapes((L, B, cell.input_size), x=x)  # torch.lstm does not, and crashes
+        check_shapes((2, B, cell.hidden_size), state=state)
+        check_shapes((L, B), final=final)
         x = nn.functional.pad(x, (0, 1))  # (L, B, F + 1)
-        x = torch.where(final.unsqueeze(-1), self.reset, x)
-        weight_ih, *others = self.cell.parameters()
-        weights = [torch.cat([weight_ih, self.closes], 1), *others]  # the first is (4 H, F + 1)
-        return torch.lstm(
-            x, (state[:1], state[1:]), weights, has_biases=True, num_layers=1, dropout=0.0,
-            train=self.training, bidirectional=False, batch_first=False,
-        )[0]  # fmt: skip
+        x = torch.where(final.bool().unsqueeze(-1), self.reset, x)
+        weight_ih = torch.cat([cell.weight_ih, self.closes], 1)  # (4 H, F + 1)
+        h, _, _ = torch.lstm(  # what nn.LSTM calls
+            x, (state[:1], state[1:]), [weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh],
+            has_biases=True, num_layers=1, dropout=0.0, train=self.training, bidirectional=False,
+            batch_first=False,
+        )  # fmt: skip
+        return h
 
 
 def linear(inputs: int, outputs: int, std: float = 2**0.5) -> nn.Linear:
-    """Orthogonal weights, zero biases ("37 implementation details of PPO", 2022)."""
+    """Orthogonal weights, zero biases (Huang et al. 2022, "37 implementation details")."""
     layer = nn.Linear(inputs, outputs)
     nn.init.orthogonal_(layer.weight, std)
     nn.init.zeros_(layer.bias)
@@ -145,93 +171,172 @@ def linear(inputs: int, outputs: int, std: float = 2**0.5) -> nn.Linear:
 
 
 class Agent(nn.Module):
-    """A policy network and a value network, which share nothing. state (4, N, H) is h and c of the
-    policy's LSTM, then of the value's; without memory it is (0, N, H)."""
+    """Actor and critic, which share nothing, each with an encoder of its own and, if args.memory
+    says so, an LSTM. state is (4, N, H), the actor's h and c, the critic's; else (0, N, H)."""
 
     def __init__(self, envs, args: Args):
         super().__init__()
-        self.args, self.action_space = args, envs.single_action_space
+        self.args = args
+        self.action_space = envs.single_action_space
         self.box = isinstance(self.action_space, spaces.Box)
-        choices = num_choices(self.action_space)
-        self.shape = K, A = len(choices), int(max(choices))  # of an action's logits
+        choices = num_choices(self.action_space)  # (K,)
+        self.exists = np.arange(choices.max()) < choices[:, None]  # (K, A)
         inputs = spaces.flatdim(envs.single_observation_space)
-        E, H = args.encoder_size, args.hidden_size
+        E = features = args.encoder_size
         self.encoder = nn.Sequential(linear(inputs, E), nn.Tanh(), linear(E, E), nn.Tanh())
         self.critic_encoder = nn.Sequential(linear(inputs, E), nn.Tanh(), linear(E, E), nn.Tanh())
-        features = H if args.memory == "lstm" else E
-        self.actor = linear(features, K * A, std=0.01)  # logits, or the mean
-        missing = np.arange(A) >= choices[:, None]  # (K, A): a component may have fewer choices
-        self.actor.bias.data[missing.ravel()] = -1e9
-        self.critic = nn.Sequential(linear(features, 1, std=1.0))
-        self.critic_inputs = H if args.memory == "lstm" else inputs
         if args.memory == "lstm":
-            self.lstm, self.critic_lstm = ResetLSTM(E, H), ResetLSTM(E, H)
-        else:  # nothing waits for values: the critic reads all obs of a rollout at once
-            self.critic_encoder, self.critic = nn.Sequential(), self.critic_encoder + self.critic
+            features = args.hidden_size
+            self.lstm = ResetLSTM(E, features)
+            self.critic_lstm = ResetLSTM(E, features)
+        self.actor = linear(features, self.exists.size, std=0.01)  # logits, or the mean
+        self.critic = linear(features, 1, std=1.0)
         if self.box:
-            self.log_std = nn.Parameter(torch.zeros(K))
-        sums = torch.tensor([[0.01], [0.0], [0.01]], dtype=torch.float64)  # as in baselines
-        self.obs_sums: Tensor = nn.Buffer(sums.repeat(1, inputs))  # of 1, obs, obs**2: (3, n)
+            self.log_std = nn.Parameter(torch.zeros(len(choices)))
+        self.obs_stats = RunningMeanStd((inputs,))
 
     def initial_state(self, num_envs: int) -> Tensor:
         rows = 4 if self.args.memory == "lstm" else 0
         return self.actor.weight.new_zeros(rows, num_envs, self.args.hidden_size)
 
-    def encode(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        """obs (..., n), as the environments return them -> both networks' features (..., F)."""
-        if self.args.norm_obs:
-            mean, square = self.obs_sums[1:] / self.obs_sums[0]
-            std = (square - mean**2).clamp(min=0.01).sqrt()
-            obs = ((obs - mean) / std).clamp(-5, 5).to(obs.dtype)
-        return self.encoder(obs), self.critic_encoder(obs)
+    def normalize(self, obs: Tensor) -> Tensor:
+        """obs (..., n), as the environments return them -> as the networks take them."""
+        if not self.args.norm_obs:
+            return obs
+        std = (self.obs_stats.var + 1e-8).sqrt()
+        return ((obs - self.obs_stats.mean) / std).clamp(-10, 10).to(obs.dtype)
 
-    def sample_noise(self, *shape: int) -> Tensor:
-        """Noise for `act`, from the CPU's generator, whose state agent.pt holds: (*shape, K) of
-        standard deviation exp(log_std), or Gumbel's (*shape, K, A)."""
-        if self.box:
-            return torch.randn(*shape, self.shape[0]) * self.log_std.exp()
-        return -torch.empty(*shape, *self.shape).exponential_().log()
+    def log_probs(self, h: Tensor, legal: Tensor) -> Tensor:
+        """The LSTM's h (..., H), legal choices (..., K, A) -> log-probabilities (..., K, A)."""
+        logits = self.actor(h).unflatten(-1, self.exists.shape)
+        return logits.masked_fill(~legal, -1e9).log_softmax(-1)  # not -inf: 0 * inf is NaN
 
-    def act(self, h: Tensor, noise) -> Tensor:
-        """The policy's h (N, F), noise of sample_noise -> actions (N, K), not clipped yet. Of
-        all logits plus Gumbel noise, that of choice a is the largest with probability p_a."""
-        x = self.actor(h)
-        return x + noise if self.box else (x.unflatten(-1, self.shape) + noise).argmax(-1)
-
-    def logprob_entropy(self, h: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """The policy's h (..., F), actions (..., K) -> log-probability, entropy (...)."""
+    def logprob_entropy(self, h: Tensor, legal: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+        """h (..., F), legal (..., K, A), actions (..., K) -> log-probability, entropy (...)."""
         if self.box:
             normal = Normal(self.actor(h), self.log_std.exp(), validate_args=False)
             return normal.log_prob(actions).sum(-1), normal.entropy().sum(-1)
-        logp = self.actor(h).unflatten(-1, self.shape).log_softmax(-1)
-        logprob = logp.gather(-1, actions.unsqueeze(-1)).sum((-2, -1))
+        logp = self.log_probs(h, legal)
+        logprob = log_prob(logp, actions)
         return logprob, -(logp.exp() * logp).sum((-2, -1))
 
-    def step(self, obs: Tensor, state: Tensor):
-        """obs (N, n), state -> h (N, F) for the actor, another for the critic, next state."""
-        h, critic_h = self.encode(obs)
-        if self.args.memory == "lstm":
-            steps = self.lstm.step(h, state[:2]), self.critic_lstm.step(critic_h, state[2:])
-            h, critic_h, state = steps[0][0], steps[1][0], torch.cat(steps)
-        return h, critic_h, torch.zeros_like(state) if self.args.ablate_memory else state
+    def act(self, h: Tensor, legal: Tensor, deterministic: bool = False) -> Tensor:
+        """h (N, F), legal (N, K, A) -> actions (N, K), not clipped, sampled or the likeliest."""
+        if self.box:
+            noise = 0 if deterministic else torch.randn(len(h), len(self.exists)).to(h.device)
+            return self.actor(h) + noise * self.log_std.exp()
+        logp = self.log_probs(h, legal)
+        return logp.argmax(-1) if deterministic else sample(logp)
 
-    def evaluate_actions(self, obs, state, final, actions):
-        """Sequences: obs (L, B, n), the state before them (4, B, H), final
-        (L, B), actions (L, B, K) -> logprob, entropy, value (L, B), meaningless on final steps."""
-        h, critic_h = self.encode(obs)
+    def step(self, obs: Tensor, state: Tensor):
+        """obs (N, n), state -> h (N, F) for the actor, value (N,), state."""
+        x = self.normalize(obs)
+        h = self.encoder(x)
+        if self.args.memory == "none":
+            return h, np.nan, state  # nothing waits for the value: see `train`
+        policy_state = self.lstm.step(h, state[:2])
+        critic_state = self.critic_lstm.step(self.critic_encoder(x), state[2:])
+        next_state = torch.cat([policy_state, critic_state])
+        if self.args.ablate_memory:
+            next_state = torch.zeros_like(next_state)
+        return policy_state[0], self.critic(critic_state[0]).squeeze(-1), next_state
+
+    def evaluate_actions(self, obs, legal, state, final, actions):
+        """Sequences: obs (L, B, n), legal (L, B, K, A), the state before them (4, B, H), final
+        (L, B), actions (L, B, K) -> logprob, entropy, value (M,) of the steps that count."""
+        x = self.normalize(obs)
+        h = self.encoder(x)
+        critic_h = self.critic_encoder(x)
         if self.args.memory == "lstm":
             h = self.lstm(h, state[:2], final)
             critic_h = self.critic_lstm(critic_h, state[2:], final)
-        logprob, entropy = self.logprob_entropy(h, actions)
-        return logprob, entropy, self.critic(critic_h).squeeze(-1)
+        value = self.critic(critic_h).squeeze(-1)
+        logprob, entropy = self.logprob_entropy(h, legal, actions)
+        valid = ~final
+        return logprob[valid], entropy[valid], value[valid]
 
     @torch.inference_mode()
-    def predict(self, obs, info: dict, state: Tensor | None, deterministic: bool = True):
-        """obs (N, n), info of N environments, state, None at first -> actions, next state."""
-        state = self.initial_state(len(obs)) if state is None else state
-        h, _, state = self.step(torch.as_tensor(np.float32(obs)), state)
-        actions = self.act(h, 0 if deterministic else self.sample_noise(len(h)))
+    def predict(self, obs, info=None, state=None, final=None, deterministic: bool = True):
+        """obs (N, n) and info of N environments, state, None at first, and final (N,), which obs
+        are an episode's last -> actions for the environments; state, zero after final steps."""
+        obs, state, final = check_inputs(self, obs, state, final)
+        legal = legal_choices(self.exists, info or {}, final)
+        tensor = partial(torch.as_tensor, device=state.device)
+        h, _, state = self.step(tensor(obs), state)
+        actions = self.act(h, tensor(legal), deterministic)
+        state = state.where(tensor(~final)[:, None], 0.0)
         return to_env(actions, self.action_space), state
+
+
+def sample(logp: Tensor) -> Tensor:
+    """Log-probabilities (..., K, A) -> choices (..., K). If E_a ~ Exp(1), p_a / E_a is the largest
+    with probability p_a: Categorical.sample without its overhead."""
+    noise = torch.empty(logp.shape).exponential_().to(logp.device)
+    return (logp.exp() / noise).argmax(-1)
+
+
+def log_prob(logp: Tensor, actions: Tensor) -> Tensor:
+    """Log-probabilities (..., K, A), actions (..., K) -> the sum over independent components."""
+    return logp.gather(-1, actions.unsqueeze(-1)).squeeze(-1).sum(-1)
+
+
+def num_choices(space):
+    """How many choices each of the K components of an action has: 1, if it is a number."""
+    if isinstance(space, spaces.Discrete):
+        return np.array([space.n])
+    if isinstance(space, spaces.MultiDiscrete):
+        return space.nvec.ravel()
+    if isinstance(space, spaces.MultiBinary):
+        return np.full(spaces.flatdim(space), 2)
+    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        warn_of_bounds(space)
+        return np.ones(spaces.flatdim(space), int)
+    raise ArgumentError(f"--env-id: actions of {space}: use MultiDiscrete, or a Box of floats")
+
+
+def legal_choices(exists, info: dict, final):
+    """(N, K, A): what exists and info's "action_mask", if an environment sent one, allows: 1 or 0
+    for each choice of each component. Final steps need no legal choice."""
+    legal = exists[None].repeat(len(final), axis=0)
+    if "action_mask" in info:
+        sent = info.get("_action_mask", np.ones(len(final), bool))  # (N,): who sent a mask
+        for i in np.flatnonzero(sent & ~final):
+            mask = np.hstack(info["action_mask"][i])
+            check_shapes(legal[i, exists].shape, action_mask=mask)
+            legal[i, exists] = mask
+        if not legal.any(-1).all():
+            raise ValueError(f"an action_mask leaves no choice: {info['action_mask']}")
+    return legal
+
+
+def to_env(actions: Tensor, space) -> np.ndarray:
+    """Actions (N, K), choices counted from 0 -> as the environments take them, within bounds."""
+    array = actions.cpu().numpy().reshape(-1, *space.shape)
+    if isinstance(space, spaces.Box):
+        return finite("actions", array.clip(space.low, space.high)).astype(space.dtype)
+    return array.astype(space.dtype) + getattr(space, "start", 0)
+
+
+class RunningMeanStd(nn.Module):
+    """Mean and variance of all rows seen so far, in float64."""
+
+    def __init__(self, shape: tuple[int, ...]):
+        super().__init__()
+        self.mean: Tensor = nn.Buffer(torch.zeros(shape, dtype=torch.float64))
+        self.var: Tensor = nn.Buffer(torch.ones(shape, dtype=torch.float64))
+        self.count: Tensor = nn.Buffer(torch.zeros((), dtype=torch.float64))
+
+    def update(self, rows: Tensor) -> None:
+        """Adds rows (M, *shape) (Chan, Golub & LeVeque 1979, eq. 2.1)."""
+        n = len(rows)
+        rows = rows.double()
+        total = self.count + n
+        delta = rows.mean(0) - self.mean
+        squares = self.var * self.count + rows.var(0, correction=0) * n
+        squares += delta**2 * self.count * n / total  # of distances from the common mean
+        self.mean = self.mean + delta * n / total
+        self.var = squares / total
+        self.count = total
 
 
 def compute_gae(rewards, values, terminated, done, gamma: float, lam: float) -> np.ndarray:
@@ -241,8 +346,10 @@ def compute_gae(rewards, values, terminated, done, gamma: float, lam: float) -> 
         delta_t = r_t + gamma (1 - terminated_t) V_{t+1} - V_t
         A_t = delta_t + gamma lambda (1 - done_t) A_{t+1}
     """
+    check_shapes(rewards.shape, values=values[1:], terminated=terminated, done=done)
     deltas = rewards + gamma * np.where(terminated, 0, values[1:]) - values[:-1]
-    advantages, following = np.zeros_like(deltas), np.zeros_like(deltas[0])
+    advantages = np.zeros_like(deltas)
+    following = np.zeros_like(deltas[0])  # A_{t+1}
     for t in reversed(range(len(deltas))):
         following = deltas[t] + gamma * lam * np.where(done[t], 0, following)
         advantages[t] = following
@@ -251,7 +358,9 @@ def compute_gae(rewards, values, terminated, done, gamma: float, lam: float) -> 
 
 def ppo_loss(logprob, old_logprob, advantage, clip_coef: float):
     """M steps -> the clipped surrogate (Schulman et al. 2017, eq. 7), negated, and an estimate of
-    the KL divergence from the old policy, the mean of ratio - 1 - log ratio."""
+    the KL divergence from the old policy, E[ratio - 1 - log ratio], which is never negative
+    (Schulman 2020, "Approximating KL divergence")."""
+    check_shapes(logprob.shape, old_logprob=old_logprob, advantage=advantage)
     log_ratio = logprob - old_logprob
     ratio = log_ratio.exp()
     clipped = ratio.clamp(1 - clip_coef, 1 + clip_coef)
@@ -259,15 +368,16 @@ def ppo_loss(logprob, old_logprob, advantage, clip_coef: float):
     return -surrogate.mean(), (ratio - 1 - log_ratio).mean().detach()
 
 
-def flatten(agent: Agent):
-    """All weights as one vector (P,), whose .grad is their gradient. The agent's parameters become
-    pieces of it: one call averages, compares or changes them all (MpiAdam in baselines)."""
-    weights = nn.utils.parameters_to_vector(agent.parameters()).detach()
-    weights.grad = torch.zeros_like(weights)
-    sizes = [p.numel() for p in agent.parameters()]
-    for p, x, grad in zip(agent.parameters(), weights.split(sizes), weights.grad.split(sizes)):
-        p.data, p.grad = x.view_as(p), grad.view_as(p)
-    return weights
+def to_sequences(x: Tensor, L: int) -> Tensor:
+    """Cuts a rollout (T, N, ...) into sequences of L steps: (L, S, ...), with S = N T / L."""
+    x = x.unflatten(0, (-1, L))  # (T / L, L, N, ...)
+    return x.transpose(0, 1).flatten(1, 2)
+
+
+def minibatches(S: int, args: Args):
+    """Yields the sequences (B,) of each minibatch; every epoch has them all, in a new order."""
+    for _ in range(args.update_epochs):
+        yield from torch.randperm(S).view(args.num_minibatches, -1)
 
 
 def average(x: Tensor, comm) -> None:
@@ -276,139 +386,211 @@ def average(x: Tensor, comm) -> None:
     x /= comm.size
 
 
-def check_synced(weights: Tensor, comm) -> None:
-    """Raises RuntimeError on a rank whose weights are not those of rank 0, bit for bit."""
-    if weights.numpy().tobytes() != comm.bcast(weights.numpy().tobytes()):
-        raise RuntimeError(f"the weights of rank {comm.rank} are no longer those of rank 0")
-
-
 def train(args: Args) -> Agent:
     """Play T steps in N environments, estimate advantages, improve the agent; repeat."""
     check_args(args)
     torch.set_num_threads(args.torch_threads)
     comm = world()
     seed = args.seed + 10_000 * comm.rank  # each rank draws other numbers
-    torch.manual_seed(seed)
+    seed_everything(seed)
     T, N = args.num_steps, args.num_envs
-    L = 1 if args.ablate_memory or args.memory == "none" else args.seq_len or T
+    L = args.seq_len
     envs = make_envs(args, N)
     agent = Agent(envs, args)
-    weights = flatten(agent)
-    optimizer = torch.optim.Adam([weights], eps=1e-5, fused=True)
+    optimizer = torch.optim.Adam(agent.parameters(), eps=1e-5, fused=True)  # lr is set below
     run = Run(args, envs, agent, optimizer)
-    comm.Bcast(weights.numpy())  # all begin with those of rank 0
-    # NumPy holds what environments return, torch what the agent computes.
+    sizes = [p.numel() for p in agent.parameters()]
+    gradient = torch.zeros(sum(sizes))  # of all parameters: one message averages it
+    for p, piece in zip(agent.parameters(), gradient.split(sizes)):
+        p.grad = piece.view_as(p)
+        comm.Bcast(p.detach().numpy())  # all ranks begin with the weights of rank 0
     tensor = torch.as_tensor
+    # NumPy holds what environments return, torch what the agent computes.
     obs = np.zeros((T + 1, N, spaces.flatdim(envs.single_observation_space)), np.float32)
+    legal = np.zeros((T + 1, N, *agent.exists.shape), bool)  # allowed choices
     final = np.zeros((T + 1, N), bool)  # obs[t] is the last of its episode
     rewards = np.zeros((T, N), np.float32)
-    terminated, truncated = np.zeros((2, T, N), bool)
-    h = torch.zeros(T, N, agent.actor.in_features)
-    critic_h = torch.zeros(T + 1, N, agent.critic_inputs)
-    actions = torch.zeros(T, N, agent.shape[0], dtype=None if agent.box else torch.long)
-    states = torch.zeros(T // L, *agent.initial_state(N).shape)  # at sequence starts
+    terminated = np.zeros((T, N), bool)
+    truncated = np.zeros((T, N), bool)
+    h = torch.zeros(T, N, agent.actor.in_features)  # what the policy's last layer reads
+    values = torch.zeros(T + 1, N)
+    states = torch.zeros(T // L, *agent.initial_state(N).shape)
 
-    obs[0], info = envs.reset(seed=seed + run.step)
+    obs[0], info = envs.reset(seed=seed + run.step)  # a resumed run begins other episodes
+    legal[0] = legal_choices(agent.exists, info, final[0])
     state = agent.initial_state(N)
     while run.step < args.total_timesteps:
         # Rollout
+        actions = []
         with torch.inference_mode():
-            noise = agent.sample_noise(T, N)
             for t in range(T):
-                check("action_mask" not in info, "--env-id: action masks are for rppo_lstm.py")
-                if t % L == 0:
+                if t % L == 0:  # where replay will begin a sequence
                     states[t // L] = state
-                h[t], critic_h[t], state = agent.step(tensor(obs[t]), state)
-                actions[t] = agent.act(h[t], noise[t])
-                if final[t].any():
+                h[t], values[t], state = agent.step(tensor(obs[t]), state)
+                actions.append(agent.act(h[t], tensor(legal[t])))  # not clipped
+                if final[t].any():  # the next episode begins with an empty memory
                     state = state.where(tensor(~final[t])[:, None], 0.0)
                 action = to_env(actions[t], agent.action_space)
                 obs[t + 1], rewards[t], terminated[t], truncated[t], info = envs.step(action)
                 final[t + 1] = terminated[t] | truncated[t]
-            critic_h[T] = agent.step(tensor(obs[T]), state)[1]
-            values = agent.critic(critic_h).squeeze(-1)
-            old_logprob = agent.logprob_entropy(h, actions)[0]
-        check_finite("obs", obs)
-        check_finite("rewards", rewards)
+                legal[t + 1] = legal_choices(agent.exists, info, final[t + 1])
+            # State stays as it is: the next rollout begins with this step.
+            _, values[T], _ = agent.step(tensor(obs[T]), state)
+            if args.memory == "none":  # in one call
+                critic_h = agent.critic_encoder(agent.normalize(tensor(obs)))  # (T + 1, N, F)
+                values = agent.critic(critic_h).squeeze(-1)
+            taken = torch.stack(actions)  # (T, N, K)
+            logprobs, _ = agent.logprob_entropy(h, tensor(legal[:T]), taken)
 
         # Advantages, normalised over the rank's own rollout
-        valid, done = ~final[:T], terminated | truncated
+        valid = ~final[:T]  # the steps that count
+        done = terminated | truncated
         v = values.numpy(force=True)
         advantages = compute_gae(rewards, v, terminated, done, args.gamma, args.gae_lambda)
         returns = advantages + v[:T]
-        advantages = (advantages - advantages[valid].mean()) / (advantages[valid].std() + 1e-8)
+        if valid.any():
+            advantages = (advantages - advantages[valid].mean()) / (advantages[valid].std() + 1e-8)
 
         # Update, in minibatches of whole sequences
         remaining = 1 - run.step / args.total_timesteps if args.schedule == "linear" else 1
         optimizer.param_groups[0]["lr"] = remaining * args.learning_rate
-        targets = torch.stack([old_logprob, tensor(advantages), tensor(returns)], -1)
-        rollout = tensor(obs[:T]), tensor(final[:T]), actions, targets
-        chunks = [x.unflatten(0, (T // L, L)).transpose(0, 1) for x in rollout]  # (L, T/L, N, ...)
-        s_obs, s_final, s_actions, s_targets = (x.flatten(1, 2) for x in chunks)
-        s_states = states.transpose(0, 1).flatten(1, 2)  # (4, S, H); the others are (L, S, ...)
-        S, losses = s_states.shape[1], []
-        order = torch.cat([torch.randperm(S) for _ in range(args.update_epochs)])
-        for batch in order.view(-1, S // args.num_minibatches):
-            inputs = [x[:, batch] for x in (s_obs, s_states, s_final, s_actions)]
-            counts = ~s_final[:, batch]  # (L, B); below, (M,): the steps that count
-            logprob, entropy, value = (x[counts] for x in agent.evaluate_actions(*inputs))
-            old_logprob, advantage, return_ = s_targets[:, batch][counts].unbind(-1)
+        s_obs = to_sequences(tensor(obs[:T]), L)  # (L, S, n), and so on
+        s_legal = to_sequences(tensor(legal[:T]), L)
+        s_final = to_sequences(tensor(final[:T]), L)
+        s_actions = to_sequences(taken, L)
+        s_logprob = to_sequences(logprobs, L)  # of the policy that acted
+        s_advantage = to_sequences(tensor(advantages), L)
+        s_return = to_sequences(tensor(returns), L)
+        s_state = states.transpose(0, 1).flatten(1, 2)  # (4, S, H), before each sequence
+        losses = []
+        for batch in minibatches(s_state.shape[1], args):
+            batch_valid = ~s_final[:, batch]  # (L, B): the M steps that count
+            logprob, entropy, value = agent.evaluate_actions(
+                s_obs[:, batch], s_legal[:, batch], s_state[:, batch], s_final[:, batch],
+                s_actions[:, batch],
+            )  # fmt: skip
+            old_logprob = s_logprob[:, batch][batch_valid]  # (M,), and so on
+            advantage = s_advantage[:, batch][batch_valid]
+            return_ = s_return[:, batch][batch_valid]
+
             policy_loss, kl = ppo_loss(logprob, old_logprob, advantage, remaining * args.clip_coef)
             value_loss = 0.5 * (value - return_).square().mean()
-            losses.append(torch.stack([policy_loss, value_loss, entropy.mean(), kl]).detach())
-            if len(logprob) == 0:  # this rank adds losses and gradients of 0
-                losses[-1].zero_()
-            average(losses[-1], comm)
-            if losses[-1][-1] > 1.5 * args.target_kl:  # on every rank, so that none waits
+            entropy = entropy.mean()
+            means = torch.stack([policy_loss, value_loss, entropy, kl]).detach()
+            if not batch_valid.any():  # this rank adds losses, not NaN, and gradients of 0
+                means.zero_()
+            average(means, comm)
+            losses.append(means)
+            if means[LOSSES.index("approx_kl")] > 1.5 * args.target_kl:  # on every rank
                 break
-            loss = policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy.mean()
-            weights.grad.zero_()
+            loss = policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy
+            gradient.zero_()
             loss.backward()
-            average(weights.grad, comm)
+            average(gradient, comm)
             optimizer.step()
-        check_synced(weights, comm)
 
-        if args.norm_obs:  # not earlier: old_logprob is of the old statistics
-            x = tensor(obs[:T][valid]).double()
-            agent.obs_sums += comm.allreduce(torch.stack([torch.ones_like(x), x, x**2]).sum(1))
-        run.log(int(valid.sum()), ("policy_loss", "value_loss", "entropy", "approx_kl"), losses)
-        obs[0], final[0] = obs[T], final[T]
+        steps = comm.allreduce(int(valid.sum()))
+        if args.norm_obs and steps > 0:  # not earlier: the policy acted with the old statistics
+            rows = np.concatenate(comm.allgather(obs[:T][valid]))  # of all ranks, in their order
+            agent.obs_stats.update(tensor(rows))
+        run.log(steps, losses)
+        # The next rollout begins where this one ended: with step T and this state.
+        obs[0] = obs[T]
+        legal[0] = legal[T]
+        final[0] = final[T]
 
     envs.close()
-    run.finish()
+    if comm.rank == 0:
+        run.finish()
     return agent
 
 
-# --- Not about learning: environments, files, command line ---
+# --- The lesson ends here. Below: environments, files, command line; one text in all scripts ---
 class ArgumentError(ValueError):
     """A flag, a file or an environment that cannot be used."""
 
 
-def check(fine, message: str) -> None:
-    if not fine:
+def check(condition, message: str) -> None:
+    if not condition:
         raise ArgumentError(message)
 
 
+def check_shapes(shape: tuple[int, ...], **arrays) -> None:
+    """ValueError for the first array of another shape, which might broadcast in silence."""
+    for name, array in arrays.items():
+        found = tuple(getattr(array, "shape", [type(array).__name__]))
+        if found != tuple(shape):
+            raise ValueError(f"{name} is {found}, and must have the shape {tuple(shape)}")
+
+
+def check_inputs(agent: Agent, obs, state, final):
+    """The inputs of predict, completed; ValueError for other shapes."""
+    if getattr(obs, "shape", ())[1:] != agent.obs_stats.mean.shape:
+        raise ValueError(f"obs must be (N, {len(agent.obs_stats.mean)}): obs[None] is that of one"
+                         " environment, gymnasium.spaces.flatten that of a Dict")  # fmt: skip
+    state = agent.initial_state(len(obs)) if state is None else state
+    final = np.zeros(len(obs), bool) if final is None else final
+    check_shapes(agent.initial_state(len(obs)).shape, state=state)
+    check_shapes(obs.shape[:1], final=final)
+    return np.float32(obs), state, final
+
+
 def check_args(args: Args) -> None:
-    """Raises ArgumentError for the first flag that cannot work."""
-    for name, value in vars(args).items():
-        if type(default := getattr(Args, name)) in (int, float):
-            low = 0 if type(default) is float or name in ("seed", "seq_len", "eval_episodes") else 1
-            high = 1 if name in ("gamma", "gae_lambda") else 10**12
-            fine = low <= value <= high or value == default
-            check(fine, f"--{name} {value}: must be from {low} to {high}")
-            setattr(args, name, type(default)(value))  # 3e5 as an int
-    L, M = 1 if args.ablate_memory else args.seq_len or args.num_steps, args.num_minibatches
-    L = L if args.memory == "lstm" else 1
-    check(args.num_steps % L == 0, f"--seq-len {L}: must divide --num-steps {args.num_steps}")
-    S = args.num_envs * args.num_steps // L
-    check(S % M == 0, f"--num-minibatches {M}: must divide the {S} sequences of a rollout")
+    """Raises ArgumentError for the first flag that cannot work. Sets seq_len to L, if it is 0."""
+    check_flags(args)
+    check(args.memory in ("none", "lstm"), f"--memory {args.memory}: must be none or lstm")
+    check(args.schedule in ("linear", "constant"), "--schedule: must be linear or constant")
+    T = args.num_steps
+    args.seq_len = 1 if args.memory == "none" or args.ablate_memory else args.seq_len or T
+    check(T % args.seq_len == 0, f"--seq-len {args.seq_len}: must divide --num-steps {T}")
+    S = args.num_envs * T // args.seq_len
+    check(S % args.num_minibatches == 0, f"--num-minibatches: must divide the {S} sequences")
 
 
-def check_finite(name: str, x) -> None:
-    """FloatingPointError, with the place, if a number of x is not finite."""
-    if bad := np.argwhere(~np.isfinite(x)).tolist():
-        raise FloatingPointError(f"{name}{bad[0]} is {x[tuple(bad[0])]}")
+def warn_of_bounds(space) -> None:
+    """Warns of a Box of actions far from [-1, 1], about which a new policy samples."""
+    bounds = np.array([space.low, space.high], float)
+    size = np.abs(bounds)
+    far = (size > 10) & (size < 1e30)  # a larger bound is none
+    narrow = bounds[1] - bounds[0] < 0.1
+    if far.any() or narrow.any():
+        warnings.warn(f"actions of {space}: far from [-1, 1]; use gymnasium.wrappers.RescaleAction")
+
+
+def check_flags(args: Args) -> None:
+    """Raises ArgumentError for the first flag of a wrong type or range. Makes 3e5 an int."""
+    ranges = {
+        "seed": (0, 10**9), "eval_episodes": (0, 10**9), "torch_threads": (0, 10**9),
+        "gamma": (0, 1), "gae_lambda": (0, 1), "log_std_init": (-20, 20), "sticky_actions": (0, 1),
+    }  # fmt: skip
+    for field in fields(args):
+        value, default = getattr(args, field.name), getattr(Args, field.name)
+        flag = f"--{field.name.replace('_', '-')} {value}"
+        if field.type in (int, float):
+            usual = min(default, 1 if field.type is int else 0), max(default, 10**12)
+            low, high = ranges.get(field.name, usual)
+            fits = isinstance(value, (int, float, np.number)) and low <= value <= high
+            check(fits and field.type(value) == value, f"{flag}: must be from {low} to {high}")
+            setattr(args, field.name, field.type(value))
+        elif value is not None or default is not None:
+            kinds = (bool, np.bool_) if field.type is bool else (str, Path)
+            check(isinstance(value, kinds), f"{flag}: must be of type {kinds[0].__name__}")
+            setattr(args, field.name, kinds[0](value))
+
+
+def seed_everything(seed: int) -> None:
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)  # from which some environments draw
+    random.seed(seed)
+
+
+def finite(name: str, x):
+    """x. FloatingPointError, with the place, if a number of it is not finite."""
+    if not np.abs(x).max() < 2**24:  # NaN is not, either
+        if bad := np.argwhere(~np.isfinite(x)).tolist():
+            raise FloatingPointError(f"{name}{bad[0]} is {x[tuple(bad[0])]}")
+        warnings.warn(f"{name} above 2**24 lose digits in float32: scale them")
+    return x
 
 
 def world():
@@ -422,71 +604,77 @@ def world():
 
 def make_envs(args: Args, num_envs: int, render_mode: str | None = None):
     """num_envs environments as one, whose observations are vectors (num_envs, n)."""
-    mode = "async" if args.async_envs else None  # None: its own vector form, or sync
-    mode = "sync" if render_mode or num_envs == 1 else mode  # for one, sync is the fastest
-    kwargs: dict = {"render_mode": render_mode} if render_mode else {}
+    mode = "async" if args.async_envs else None  # None: make_vec chooses
+    options: dict = {"render_mode": render_mode} if render_mode else {}
+    if render_mode or num_envs == 1:  # for one it is the fastest
+        mode = "sync"
     try:
-        envs = gym.make_vec(args.env_id, num_envs, mode, **kwargs)
-    except (gym.error.Error, ModuleNotFoundError) as error:
-        raise ArgumentError(f"--env-id {args.env_id}: {error}") from error
-    fine = envs.metadata.get("autoreset_mode") == gym.vector.AutoresetMode.NEXT_STEP
-    check(fine, f"--env-id {args.env_id}: autoreset is not in NEXT_STEP mode")
+        envs = gym.make_vec(args.env_id, num_envs, mode, **options)
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1].filename
+        if "gymnasium" not in last and not isinstance(error, (gym.error.Error, ImportError)):
+            raise  # an error in the environment itself
+        hint = 'yours: my_module:MyEnv-v0; packages: pip install ".[atari,box2d,minigrid,mujoco]"'
+        raise ArgumentError(f"--env-id {args.env_id}: {error} ({hint})") from error
+    next_step = envs.metadata.get("autoreset_mode") == gym.vector.AutoresetMode.NEXT_STEP
+    check(next_step, f"--env-id {args.env_id}: autoreset is not in NEXT_STEP mode")
     space = envs.single_observation_space
+    try:
+        n = spaces.flatdim(space)
+    except (NotImplementedError, ValueError) as error:
+        raise ArgumentError(f"--env-id {args.env_id}: {space} has no fixed size") from error
     if args.mask_velocity:
         name = args.env_id.split("-")[0].removesuffix("Continuous")
         check(name in VELOCITIES, f"--mask-velocity: {name} is not one of {', '.join(VELOCITIES)}")
-        hidden = np.isin(np.arange(spaces.flatdim(space)), VELOCITIES[name])
+        hidden = np.isin(np.arange(n), VELOCITIES[name])
         envs = wrappers.TransformObservation(envs, lambda obs: np.where(hidden, 0, obs))
-    check(space.is_np_flattenable, f"--env-id {args.env_id}: {space} has no fixed size")
-    if space.shape != (spaces.flatdim(space),):
+    if space.shape != (n,):
         envs = wrappers.FlattenObservation(envs)
-    return wrappers.RecordEpisodeStatistics(envs)
-
-
-def num_choices(space):
-    """How many choices each of the K components of an action has."""
-    if isinstance(space, spaces.Discrete):
-        return np.array([space.n])
-    if isinstance(space, spaces.MultiDiscrete):
-        return space.nvec.ravel()
-    if isinstance(space, spaces.MultiBinary):
-        return np.full(spaces.flatdim(space), 2)
-    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
-        return np.ones(spaces.flatdim(space), int)  # a number, and no choice
-    raise ArgumentError(f"--env-id: actions of {space}: no script can choose them")
-
-
-def to_env(actions: Tensor, space) -> np.ndarray:
-    """Actions (N, K), choices counted from 0 -> as the environments take them, within bounds."""
-    array = actions.cpu().numpy().reshape(-1, *space.shape)
-    if isinstance(space, spaces.Box):
-        return array.clip(space.low, space.high).astype(space.dtype)
-    return array.astype(space.dtype) + getattr(space, "start", 0)
+    envs = wrappers.TransformObservation(envs, partial(finite, "obs"))
+    envs = wrappers.TransformReward(envs, partial(finite, "rewards"))
+    return wrappers.RecordEpisodeStatistics(envs, stats_key="statistics")
 
 
 class Run:
     """A run's progress, log and agent.pt, saved at the start, every minute and at the end."""
 
-    latest: Path | None = None  # the directory to go on with
+    latest: Path | None = None  # the directory of the run to continue
+    versions = (f"Python {sys.version.split()[0]}, torch {torch.__version__},"
+                f" gymnasium {gym.__version__}, numpy {np.__version__}")  # fmt: skip
 
     def __init__(self, args: Args, envs, agent: Agent, optimizer):
-        self.args, self.agent, self.optimizer = args, agent, optimizer
-        self.comm, self.queues = world(), (envs.return_queue, envs.length_queue)  # of this rank
-        self.returns, self.lengths = list[float](), list[float]()  # of all: the last 100
+        self.args = args
+        self.agent = agent
+        self.optimizer = optimizer
+        self.comm = world()
+        self.returns, self.lengths = envs.return_queue, envs.length_queue  # of 100 episodes
         self.step, seconds = 0, 0.0
-        name = args.run_name or f"{args.env_id}__{SCRIPT}__{args.seed}__{time.time():.0f}"
+        space = envs.unwrapped.single_observation_space
+        if "uint8" in str(space) and spaces.flatdim(space) > 1000:
+            warnings.warn("pixels become a long vector; docs/recipes/images.py has a CNN for them")
+        if "action_mask" in str(space):
+            warnings.warn('a mask of actions counts in info["action_mask"] only')
+        name = args.run_name or f"{args.env_id}__{SCRIPT}__{args.seed}__{time.time():.6f}"
         name = name.replace("/", "-").replace(":", "-")
         self.dir = self.comm.bcast(Path(args.resume or Path(args.runs_dir, name)).resolve())
         if args.resume:
             saved = load(self.dir, agent)
             optimizer.load_state_dict(saved["optimizer"])
+            self.step, seconds = saved["step"], saved["seconds"]
+            seed_everything(args.seed + 10_000 * self.comm.rank + self.step)
             if len(saved["rng"]) == self.comm.size:  # else it goes on, but not bit for bit
                 torch.set_rng_state(saved["rng"][self.comm.rank])
-            self.step, seconds = saved["step"], saved["seconds"]
-            self.returns.extend(saved["returns"])
-            self.lengths.extend(saved["lengths"])
-        first = self.comm.rank == 0
-        if args.track and first and (args.resume or not self.dir.exists()):  # else refused
+            if self.comm.rank == 0:
+                self.returns.extend(saved["returns"])
+                self.lengths.extend(saved["lengths"])
+        self.began = time.time() - seconds
+        self.logged = time.time()
+        self.timed: list[tuple[int, float]] = []  # steps, seconds of iterations; the first is slow
+        self.rng = self.comm.gather(torch.get_rng_state())
+        Run.latest = self.dir
+        if self.comm.rank > 0:  # rank 0 writes
+            return
+        if args.track and (args.resume or not self.dir.exists()):  # else mkdir below refuses
             try:  # before SummaryWriter, which it patches
                 import wandb
 
@@ -495,159 +683,192 @@ class Run:
             except Exception as error:
                 raise ArgumentError(f"--track: {error}") from error
         try:
-            if first:
-                self.dir.mkdir(parents=True, exist_ok=bool(args.resume))
-                self.writer = SummaryWriter(str(self.dir), purge_step=self.step + 1)
+            self.dir.mkdir(parents=True, exist_ok=bool(args.resume))
+            self.writer = SummaryWriter(str(self.dir), purge_step=self.step + 1)
         except OSError as error:
-            raise ArgumentError(f"{error}; --resume goes on with a run") from error
-        self.bar = tqdm(total=args.total_timesteps, initial=self.step, unit="step",
-                        disable=self.comm.rank > 0)  # fmt: skip
-        self.began, self.logged = time.time() - seconds, time.time()
-        self.timed: list[tuple[int, float]] = []  # steps, seconds of iterations; the first is slow
+            raise ArgumentError(f"{error}; --resume continues a run") from error
+        self.bar = tqdm(total=args.total_timesteps, initial=self.step, unit="step")
         self.save()
-        Run.latest = self.dir
 
-    def log(self, steps: int, names: tuple[str, ...], losses: list[Tensor]) -> None:
-        """Ends an iteration of that many steps; losses has those of each minibatch."""
-        means = torch.stack(losses).mean(0)
-        check_finite(f"after step {self.step}, {names}", means.numpy(force=True))
-        seconds, self.logged = time.time() - self.logged, time.time()
-        steps = self.comm.allreduce(steps)
-        for new, last in zip(self.queues, (self.returns, self.lengths)):
-            last[:] = [*last, *np.hstack(self.comm.allgather([*new]))][-100:]
-            new.clear()
+    def log(self, steps: int, losses: list[Tensor]) -> None:
+        """Ends an iteration of that many steps; losses has the LOSSES of each minibatch."""
+        numbers = b"".join(x.numpy().tobytes() for x in self.agent.state_dict().values())
+        if numbers != self.comm.bcast(numbers):
+            raise RuntimeError(f"the weights of rank {self.comm.rank} are not those of rank 0")
+        means = torch.stack(losses).mean(0).numpy(force=True)
+        finite(f"after step {self.step}, {LOSSES}", means)
+        seconds = time.time() - self.logged
+        self.logged = time.time()
         self.timed.append((steps, seconds))
         self.step += steps
-        scalars = {f"losses/{name}": loss for name, loss in zip(names, means.tolist())}
+        self.rng = self.comm.gather(torch.get_rng_state())
+        for queue in (self.returns, self.lengths):
+            everyones = self.comm.gather(list(queue))
+            queue.clear()
+            if self.comm.rank == 0:
+                queue.extend(np.concatenate(everyones))
+        if self.comm.rank > 0:
+            return
+        scalars = {f"losses/{name}": loss for name, loss in zip(LOSSES, means)}
+        scalars["charts/learning_rate"] = self.optimizer.param_groups[0]["lr"]
         scalars["charts/SPS"] = steps / seconds
         if self.returns:
             scalars["charts/episodic_return"] = np.mean(self.returns)
             scalars["charts/episodic_length"] = np.mean(self.lengths)
             self.bar.set_postfix({"return": np.mean(self.returns)}, refresh=False)
-        for name, scalar in scalars.items() if self.comm.rank == 0 else ():
+        for name, scalar in scalars.items():
             self.writer.add_scalar(name, scalar, self.step)
         self.bar.update(min(steps, self.bar.total - self.bar.n))
-        if self.comm.bcast(self.logged - self.saved > 60):  # by the clock of rank 0
+        if self.logged - self.saved > 60:
             self.save()
 
     def save(self) -> None:
         """Writes agent.pt: a crash leaves the old one or the new one."""
-        self.saved, rng = time.time(), self.comm.gather(torch.get_rng_state())
-        if self.comm.rank > 0:
-            return
         self.writer.flush()
         contents = {
             "script": SCRIPT, "args": vars(self.args), "agent": self.agent.state_dict(),
-            "optimizer": self.optimizer.state_dict(), "rng": rng,
-            "step": self.step, "seconds": time.time() - self.began,
-            "returns": [*map(float, self.returns)], "lengths": [*map(int, self.lengths)],
+            "optimizer": self.optimizer.state_dict(), "rng": self.rng,
+            "step": self.step, "seconds": time.time() - self.began, "versions": self.versions,
+            "returns": [float(x) for x in self.returns], "lengths": [int(x) for x in self.lengths],
         }  # fmt: skip
         with open(self.dir / "agent.tmp", "wb") as file:
             torch.save(contents, file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(self.dir / "agent.tmp", self.dir / "agent.pt")
+        self.saved = time.time()
 
     def finish(self) -> None:
-        """Saves the agent, and evaluates it on rank 0."""
+        """Saves the agent, and evaluates it."""
         self.save()
-        if self.comm.rank > 0:
-            return
         self.bar.close()
         self.writer.close()
-        steps, seconds = np.sum(self.timed[1:] or [(self.step, self.logged - self.began)], 0)
-        evaluation = [*tqdm(evaluate(self.agent, make_envs(self.args, 1), self.args), "evaluation")]
-        result = dict(global_step=self.step, seconds=self.logged - self.began, sps=steps / seconds,
-                      returns=[*map(float, self.returns)], evaluation=evaluation)  # fmt: skip
+        timed = self.timed[1:] or [(self.step, self.logged - self.began)]  # of one iteration: that
+        sps = sum(steps for steps, _ in timed) / sum(time for _, time in timed)
+        evaluation = []
+        if self.args.eval_episodes > 0:
+            envs = make_envs(self.args, self.args.eval_episodes)
+            evaluation = evaluate(self.agent, envs, self.args.seed, self.args.deterministic)
+        result = {
+            "global_step": self.step, "seconds": self.logged - self.began, "sps": sps,
+            "returns": [float(x) for x in self.returns], "evaluation": evaluation,
+        }  # fmt: skip
         (self.dir / "result.json").write_text(json.dumps(result))
         score = np.mean(evaluation or self.returns or [np.nan])
-        print(f"{self.dir}: return {score:.1f}, {steps / seconds:.0f} steps a second")
+        try:
+            print(f"{self.dir}: return {score:.5g}, {sps:.0f} steps a second", flush=True)
+        except OSError:  # nobody reads it, or the disk is full: the run is whole all the same
+            sys.stdout = open(os.devnull, "w")
 
 
 def load(run_dir, agent: Agent | None = None) -> dict:
     """Reads a run's agent.pt, running no code in it, and gives its weights to the agent."""
     file = Path(run_dir, "agent.pt")
+    check(file.is_file(), f"{run_dir} is not the directory of a run: it has no agent.pt")
     try:
         with zipfile.ZipFile(file) as opened:
             check(opened.testzip() is None, "it is damaged")
         saved = torch.load(file, map_location="cpu", weights_only=True)
-        check(saved["script"] == SCRIPT, f"{saved['script']}.py wrote it")
-        for name, value in vars(Args(**saved["args"])).items():
-            same = type(saved["args"][name]) is type(getattr(Args, name))
-            check(same or getattr(Args, name) is None, f"{name} is {value!r}")
+        check(saved["script"] == SCRIPT, f"{saved['script']} wrote it, not {SCRIPT}")
+        check_flags(Args(**saved["args"]))
         if agent is not None:
             agent.load_state_dict(saved["agent"])
-    except pickle.UnpicklingError as error:
-        raise ArgumentError(f"{file} holds more than tensors and plain values") from error
     except Exception as error:  # a damaged file can raise anything
-        raise ArgumentError(f"{file} cannot be used: {error!r}") from error
+        raise ArgumentError(f"{file} cannot be used: {error!r:.150}") from error
+    if saved["versions"] != Run.versions:
+        warnings.warn(f"{file} was written by {saved['versions']}, and read by {Run.versions}")
     return saved
 
 
-def evaluate(agent: Agent, envs, args: Args):
-    """Yields the returns of deterministic episodes in envs, one environment."""
-    for episode in range(args.eval_episodes):
-        (obs, info), state, done = envs.reset(seed=args.seed + episode), None, False
-        while not done:
-            action, state = agent.predict(obs, info, state)
+def evaluate(agent: Agent, envs, seed: int, deterministic: bool = True) -> list[float]:
+    """The returns of N episodes, the first of each of the N environments."""
+    obs, info = envs.reset(seed=seed)
+    state = final = None
+    returns = np.full(envs.num_envs, np.nan)
+    with tqdm(total=envs.num_envs, desc="evaluation", unit="episode") as bar:
+        while np.isnan(returns).any():
+            action, state = agent.predict(obs, info, state, final, deterministic)
             obs, _, terminated, truncated, info = envs.step(action)
-            done = (terminated | truncated)[0]
-        yield float(info["episode"]["r"][0])
+            final = terminated | truncated
+            ended = final & np.isnan(returns)
+            if ended.any():
+                returns[ended] = info["statistics"]["r"][ended]
+                bar.update(ended.sum())
     envs.close()
+    return returns.tolist()
 
 
 def play(args: Args) -> None:
-    """Shows or films deterministic episodes."""
-    mode = "rgb_array" if args.capture_video else "human"
-    make_envs(args, 1).close()  # checks env_id
-    modes = gym.make(args.env_id).metadata.get("render_modes", [])
-    check(mode in modes, f"--play: {args.env_id} renders {modes}, not {mode}")
-    display = {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys() or sys.platform != "linux"
-    check(args.capture_video or display, "--play: no display; --capture-video films the agent")
-    envs = make_envs(args, 1, mode)
-    agent = Agent(envs, args)
-    load(args.play, agent)
-    if args.capture_video:
-        envs = wrappers.RecordVideo(envs, f"{args.play}/videos", episode_trigger=lambda n: True)
-    for episodic_return in evaluate(agent, envs, args):
-        print(f"return {episodic_return:.2f}")
+    """Plays episodes in a window, into videos, or without a picture, and prints their returns."""
+    check_flags(args)
+    seed_everything(args.seed)
+    mode = {"human": "human", "video": "rgb_array", "none": None}[args.render]
+    if mode == "human" and sys.platform == "linux":
+        display = "DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ
+        check(display, "--play: there is no display; try --render video, or none")
+    together = 1 if mode else max(1, args.eval_episodes)  # episodes played side by side
+    for episode in range(0, args.eval_episodes, together):
+        envs = make_envs(args, together, mode)
+        agent = Agent(envs, args)
+        load(args.play, agent)
+        if args.render == "video":
+            envs = wrappers.RecordVideo(envs, f"{args.play}/videos", name_prefix=f"{episode}")
+        for episodic_return in evaluate(agent, envs, args.seed + episode, args.deterministic):
+            print(f"return {episodic_return:.5g}")
 
 
 def parse_args() -> Args:
     """Flags over defaults: those of the run to resume or play, or of PRESETS."""
-    one = world().rank == 0  # prints
-    early, _ = tyro.cli(Args, return_unknown_args=True, add_help=False, console_outputs=one)
-    run_dir, task = early.play or early.resume, (early.env_id, early.mask_velocity)
-    defaults = load(run_dir)["args"] if run_dir else PRESETS.get(task, {})
-    args = tyro.cli(Args, default=Args(**defaults), description=__doc__.split("\n\nPPO")[0],
-                    console_outputs=one)  # fmt: skip
-    for name in FIXED if run_dir else ():
-        check(getattr(args, name) == defaults[name], f"--{name}: {run_dir} has {defaults[name]}")
+    cli = partial(tyro.cli, Args, console_outputs=world().rank == 0)
+    early, _ = cli(return_unknown_args=True, add_help=False)
+    run_dir = early.play or early.resume
+    if run_dir:
+        defaults = vars(Args(**load(run_dir)["args"]))
+    else:
+        defaults = PRESETS.get((early.env_id, early.mask_velocity), {})
+    about = "\n\n".join((__doc__ or "").split("\n\n")[:2])  # python -OO has no docstring
+    args = cli(default=Args(**defaults), description=about)
+    if run_dir:
+        for name in FIXED:
+            same = getattr(args, name) == defaults[name]
+            check(same, f"--{name.replace('_', '-')}: {run_dir} has {defaults[name]}")
     return args
+
+
+def end(comm, code: int, message: str) -> None:
+    """Prints the message and ends this process with the exit code, and all ranks with it."""
+    if comm and comm.rank > 0:  # where all ranks fail alike, rank 0 says so, and ends the others
+        time.sleep(3)
+    print(message, file=sys.stderr, flush=True)
+    if comm and comm.size > 1:
+        time.sleep(1)  # Abort ends mpiexec, too, which may not have passed the message on
+        comm.Abort(code)
+    sys.exit(code)
 
 
 def main() -> None:
     """Exit codes: 2, a bad argument; 1, an error; 130, Ctrl-C."""
-    rank, leave, python = 0, sys.exit, "python"
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # None where it is closed, as in a service
+    warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
+    comm = None
     try:
-        if (comm := world()).size > 1:  # each exit code ends all ranks
-            rank, leave, python = comm.rank, comm.Abort, f"mpiexec -n {comm.size} python"
+        comm = world()
+        if comm.rank > 0:
+            warnings.simplefilter("ignore")
         args = parse_args()
-        if rank == 0 or not args.play:
-            play(args) if args.play else train(args)
+        if not args.play:
+            train(args)
+        elif comm.rank == 0:
+            play(args)
     except (ArgumentError, gym.error.DependencyNotInstalled) as error:
-        time.sleep(3 * (rank > 0))  # where all fail alike, rank 0 says so and ends the others
-        print("error:", " ".join(str(error).split()), file=sys.stderr, flush=True)
-        time.sleep(leave is not sys.exit)  # Abort ends mpiexec, too, which may not have shown it
-        leave(2)
+        end(comm, 2, " ".join(["error:", *str(error).split()]))
     except (Exception, KeyboardInterrupt) as error:
-        time.sleep(3 * (rank > 0))
-        if isinstance(error, Exception):
-            traceback.print_exc()
-        if Run.latest:
-            print(f"to go on: {python} {sys.argv[0]} --resume {Run.latest}", file=sys.stderr)
-        time.sleep(leave is not sys.exit)
-        leave(1 if isinstance(error, Exception) else 130)
+        message = traceback.format_exc() if isinstance(error, Exception) else ""
+        if Run.latest and Path(Run.latest, "agent.pt").exists():
+            start = f"mpiexec -n {world().size} python" if world().size > 1 else "python"
+            command = shlex.join([*start.split(), sys.argv[0], "--resume", str(Run.latest)])
+            message += f"\nto continue: {command}"
+        end(comm, 1 if isinstance(error, Exception) else 130, message)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ EXCEPTIONS = {
     ),
     "Agent.log_probs": ([("rppo_lstm", "trpo", "ppo1_mpi"), ATARI], "Atari has no masks"),
     "Agent.policy": (ALONE, "trpo has discrete actions, too"),
-    "Agent.sample_noise": (ALONE, "gSDE is rppo_continuous's"),
+    "Agent.sample_noise": ([("rppo_continuous",), ("trpo", "ppo1_mpi")], "gSDE has matrices"),
     "Agent.act": (ALONE, "gSDE is rppo_continuous's"),
     "num_choices": ([("rppo_lstm",), ("trpo", "ppo1_mpi")], "Box actions, too"),
     "to_env": (
@@ -43,8 +43,8 @@ EXCEPTIONS = {
     "main": ([VECTORS, ATARI, MPI], "several processes"),
     "Run.__init__": ([VECTORS, ATARI, MPI], "several processes"),
     "Run.log": ([VECTORS, ATARI, MPI], "several processes"),
-    "Run.save": ([VECTORS, ATARI, MPI], "several processes"),
-    "Run.finish": ([VECTORS, ATARI, MPI], "several processes"),
+    "Run.save": ([VECTORS, (*ATARI, *MPI)], "several processes"),
+    "Run.finish": ([(*VECTORS, *MPI), ATARI], "an evaluation in Atari is cut at a stated length"),
 }
 
 
