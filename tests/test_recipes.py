@@ -10,7 +10,7 @@ from conftest import ROOT, SCRIPTS
 from recipe_tools import FOLDER, driver, needs, run
 
 FILES = sorted(FOLDER.glob("*.py"))
-LONGEST = 120  # lines below the docstring
+LONGEST = 122  # lines below the docstring
 # Which scripts a recipe is for: L rppo_lstm, C rppo_continuous, G rppo_gru_atari, T trpo, P ppo1_mpi
 LETTERS = dict(zip("LCGTP", SCRIPTS))
 WHERE = {

@@ -322,7 +322,7 @@ def test_evolve_keeps_the_best_and_repeats_the_killed(tmp_path, monkeypatch, wor
     scores = {x.name: evolve.score(x) for x in folder.iterdir() if x.name != "best"}
     assert len(scores) == 6 and evolve.score(folder / "best") == max(scores.values())
     first = {name: s for name, s in scores.items() if name.startswith("0")}
-    elite = max(first, key=first.get)
+    elite = max(sorted(first), key=first.get)
     script = driver.open_run(folder / elite)[0]
     old, new = (script.load(folder / name)["args"] for name in (elite, "1-0"))
     genes = [gene for gene in evolve.MUTATIONS if gene in old]

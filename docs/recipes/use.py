@@ -26,9 +26,9 @@ sys.path += [str(HERE), str(ROOT)]
 SCRIPTS = "rppo_lstm", "rppo_continuous", "rppo_gru_atari", "trpo", "ppo1_mpi"
 # In the order in which they are applied: environments, networks, weights, runs.
 RECIPES = (
-    "poc_memory", "minigrid_memory", "memory_gym_tasks", "ppo1_mujoco", "ppo1_atari", "image_frames",
-    "images", "previous_action", "frame_stack", "long_memory", "feedforward", "networks",
-    "critics", "stacked_lstm", "sde", "warm_start", "imitation", "adam", "eval_limit",
+    "poc_memory", "minigrid_memory", "memory_gym_tasks", "ppo1_mujoco", "ppo1_atari",
+    "image_frames", "images", "previous_action", "frame_stack", "long_memory", "feedforward",
+    "networks", "critics", "stacked_lstm", "sde", "warm_start", "imitation", "adam", "eval_limit",
     "schedules", "keep_best", "callbacks",
 )  # fmt: skip
 
