@@ -71,7 +71,7 @@ class Args:
     update_epochs: int = 4  # passes over a rollout
     gamma: float = 0.99  # discount factor
     gae_lambda: float = 0.95  # lambda of generalised advantage estimation
-    norm_obs: bool = False  # normalise observations; costs seeds on masked CartPole
+    norm_obs: bool = False  # normalise observations; can hurt masked CartPole
     norm_reward: bool = True  # divide rewards by the standard deviation of returns
 
     encoder_size: int = 64  # units of the layer before the LSTM
