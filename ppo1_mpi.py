@@ -516,7 +516,7 @@ def check(condition, message: str) -> None:
 
 
 def check_shapes(shape: tuple[int, ...], **arrays) -> None:
-    """ValueError for the first array of another shape, which might broadcast in silence."""
+    """ValueError for the first array of another shape, which might broadcast silently."""
     for name, array in arrays.items():
         found = tuple(getattr(array, "shape", [type(array).__name__]))
         if found != tuple(shape):
@@ -662,7 +662,7 @@ class Run:
             optimizer.load_state_dict(saved["optimizer"])
             self.step, seconds = saved["step"], saved["seconds"]
             seed_everything(args.seed + 10_000 * self.comm.rank + self.step)
-            if len(saved["rng"]) == self.comm.size:  # else it goes on, but not bit for bit
+            if len(saved["rng"]) == self.comm.size:  # else it continues, not bit for bit
                 torch.set_rng_state(saved["rng"][self.comm.rank])
             if self.comm.rank == 0:
                 self.returns.extend(saved["returns"])
@@ -757,7 +757,7 @@ class Run:
         score = np.mean(evaluation or self.returns or [np.nan])
         try:
             print(f"{self.dir}: return {score:.5g}, {sps:.0f} steps a second", flush=True)
-        except OSError:  # nobody reads it, or the disk is full: the run is whole all the same
+        except OSError:  # nobody reads it, or the disk is full; the run is complete
             sys.stdout = open(os.devnull, "w")
 
 

@@ -486,7 +486,7 @@ def check(condition, message: str) -> None:
 
 
 def check_shapes(shape: tuple[int, ...], **arrays) -> None:
-    """ValueError for the first array of another shape, which might broadcast in silence."""
+    """ValueError for the first array of another shape, which might broadcast silently."""
     for name, array in arrays.items():
         found = tuple(getattr(array, "shape", [type(array).__name__]))
         if found != tuple(shape):
@@ -582,7 +582,7 @@ def make_envs(args: Args, num_envs: int, render_mode: str | None = None, max_fra
             stack = partial(FrameStackObservation, stack_size=args.frame_stack, padding_type="zero")
             envs = make(vectorization_mode="sync", render_mode=render_mode, frameskip=1,
                         wrappers=[AtariPreprocessing, FireReset, stack])  # fmt: skip
-    except (gym.error.Error, ImportError) as error:
+    except (gym.error.Error, ImportError, ValueError) as error:
         raise ArgumentError(f'--env-id {args.env_id}: {error} (pip install ".[atari]")') from error
     envs = wrappers.TransformReward(envs, partial(finite, "rewards"))
     return wrappers.RecordEpisodeStatistics(envs, stats_key="statistics")
@@ -706,7 +706,7 @@ class Run:
         score = np.mean(evaluation or self.returns or [np.nan])
         try:
             print(f"{self.dir}: return {score:.5g}, {sps:.0f} steps a second", flush=True)
-        except OSError:  # nobody reads it, or the disk is full: the run is whole all the same
+        except OSError:  # nobody reads it, or the disk is full; the run is complete
             sys.stdout = open(os.devnull, "w")
 
 

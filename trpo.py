@@ -581,7 +581,7 @@ def check(condition, message: str) -> None:
 
 
 def check_shapes(shape: tuple[int, ...], **arrays) -> None:
-    """ValueError for the first array of another shape, which might broadcast in silence."""
+    """ValueError for the first array of another shape, which might broadcast silently."""
     for name, array in arrays.items():
         found = tuple(getattr(array, "shape", [type(array).__name__]))
         if found != tuple(shape):
@@ -785,7 +785,7 @@ class Run:
         score = np.mean(evaluation or self.returns or [np.nan])
         try:
             print(f"{self.dir}: return {score:.5g}, {sps:.0f} steps a second", flush=True)
-        except OSError:  # nobody reads it, or the disk is full: the run is whole all the same
+        except OSError:  # nobody reads it, or the disk is full; the run is complete
             sys.stdout = open(os.devnull, "w")
 
 
