@@ -326,6 +326,22 @@ def test_games_that_are_shown_are_those_of_training():
 
 
 @pytest.mark.parametrize("mode", [None, "rgb_array"])
+@pytest.mark.parametrize("env_id,said", [
+    ("Pong-v5", "not a game like ALE/Pong-v5"), ("ale_py:ALE/Pong-v5", "not a game like"),
+    ("ALE/Nope-v5", "doesn't exist"), ("ALE/Pong-v4", "deprecated"), ("ALE/Pong-v5:x", "unpack"),
+])  # fmt: skip
+def test_what_is_no_game_is_refused_in_one_line(env_id, said, mode):
+    with pytest.raises(rppo.ArgumentError, match=f"^--env-id {env_id}: .*{said}"):
+        rppo.make_envs(make_args(env_id=env_id), 1, mode)
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ale_py", None)
+    with pytest.raises(rppo.ArgumentError, match=r'ale_py.* \(pip install "\.\[atari\]"\)'):
+        rppo.make_envs(make_args(), 1)
+
+
+@pytest.mark.parametrize("mode", [None, "rgb_array"])
 def test_a_game_begins_with_fire(mode):
     """Breakout's ball waits for it: a player who does nothing loses one life of five."""
     envs = rppo.make_envs(make_args(), 1, mode)
