@@ -41,7 +41,7 @@ MUTANTS = [
     ("final steps are trained on", "        valid = ~final\n        return logprob[valid]", "        valid = ~final | True\n        return logprob[valid]", ROLL),
     ("a rollout forgets its first step's final flag", "        final[0] = final[T]\n", "", ROLL),
     ("the state is not reset after a final step", "                if final[t].any():", "                if False:", ROLL),
-    ("the critic reads the actor's LSTM", "critic_h = self.critic_lstm(x, state[2:], final)", "critic_h = h", BOX),
+    ("the critic reads the actor's LSTM", "critic_h = self.critic_lstm(x, state[2:], final)", "critic_h = h", ROLL),
     ("the value loss lost its half", "0.5 * (value - return_)", "1.0 * (value - return_)", ROLL),
     ("values are one step late", "returns = advantages + v[:T]", "returns = advantages + v[1:]", ROLL),
     ("advantages are not normalised", "advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)", "advantage = advantage - advantage.mean()", ROLL),
