@@ -22,7 +22,7 @@ PATTERNS = {
     r"\bwith everything in sight\b": "fully observed",
     r"\bfor ever\b": "forever",
     r"\bto and fro\b": "back and forth",
-    r"\bsees? to it\b": "takes care of that",
+    r"\bsees? to (?:it|that)\b": "takes care of that",
     r"\bby whom\b": "who",
     r"\b(?:its|their) third\b": "whose third what?",
     r"\blearnt\b": "learned",
