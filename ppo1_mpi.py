@@ -560,7 +560,7 @@ def warn_of_bounds(space) -> None:
 def check_flags(args: Args) -> None:
     """Raises ArgumentError for the first flag of a wrong type or range. Makes 3e5 an int."""
     ranges = {
-        "seed": (0, 10**9), "eval_episodes": (0, 10**9), "torch_threads": (0, 10**9),
+        "seed": (0, 1e9), "eval_episodes": (0, 1e9), "torch_threads": (0, 1e9), "seq_len": (0, 1e9),
         "gamma": (0, 1), "gae_lambda": (0, 1), "log_std_init": (-20, 20), "sticky_actions": (0, 1),
     }  # fmt: skip
     for field in fields(args):

@@ -190,15 +190,16 @@ class Agent(nn.Module):
         self.exists = np.arange(choices.max()) < choices[:, None]  # (K, A)
         inputs = spaces.flatdim(envs.single_observation_space)
         E = args.encoder_size
-        H = args.hidden_size if args.memory == "lstm" else 0
+        H = args.hidden_size if args.memory == "lstm" else E  # numbers in h
+        critic_inputs = inputs + H if args.memory == "lstm" else inputs
         self.encoder = nn.Sequential(linear(inputs, E), nn.Tanh(), linear(E, E), nn.Tanh())
         if args.memory == "lstm":
             self.lstm = ResetLSTM(E, H)
-        self.actor = linear(H or E, self.exists.size, std=0.01)  # logits, or the mean
+        self.actor = linear(H, self.exists.size, std=0.01)  # logits, or the mean
         if self.box:
             self.log_std = nn.Parameter(torch.full((len(choices),), args.log_std_init))
         self.critic = nn.Sequential(
-            linear(inputs + H, E), nn.Tanh(), linear(E, E), nn.Tanh(), linear(E, 1, std=1.0)
+            linear(critic_inputs, E), nn.Tanh(), linear(E, E), nn.Tanh(), linear(E, 1, std=1.0)
         )
         self.return_stats = RunningMeanStd(())
         self.obs_stats = RunningMeanStd((inputs,))
@@ -443,8 +444,7 @@ def line_search(policy, old, parameters, args: Args, actions, advantage, step: T
 
 
 def trpo_step(agent: Agent, args: Args, rollout, actions: Tensor, advantage: Tensor):
-    """Moves all but the critic (Schulman et al. 2015, appendix C). rollout is what Agent.forward
-    takes; actions (M, K), advantage (M,) -> the numbers that LOSSES names, but for value_loss."""
+    """Moves all but the critic. actions (M, K), advantage (M,) -> the first five of LOSSES."""
     parameters = [p for name, p in agent.named_parameters() if not name.startswith("critic")]
     policy = partial(agent, *rollout)  # in all M steps
     fisher_policy = partial(policy, every=args.sub_sampling_factor)  # in those that estimate F
@@ -453,7 +453,7 @@ def trpo_step(agent: Agent, args: Args, rollout, actions: Tensor, advantage: Ten
         old_fisher = fisher_policy()
     # 1. g: the gradient of the surrogate at the old policy
     gradient = flat_gradient(surrogate(policy(), old, actions, advantage), parameters)
-    # 2. d = F^-1 g, by products F v alone: the direction that gains most for its KL
+    # 2. d = F^-1 g, by products F v alone (appendix C): the direction that gains most for its KL
     if args.memory == "none":
         kl = kl_divergence(old_fisher, fisher_policy()).mean()
         kl_gradient = flat_gradient(kl, parameters, create_graph=True)
@@ -515,9 +515,9 @@ def train(args: Args) -> Agent:
     while run.step < args.total_timesteps:
         # Rollout
         actions = []
-        noise = agent.sample_noise(T, N)
         first_state = state.clone()  # autograd cannot save a tensor of inference mode
         with torch.inference_mode():
+            noise = agent.sample_noise(T, N)
             for t in range(T):
                 h[t], state = agent.step(tensor(obs[t]), state)
                 actions.append(agent.act(h[t], tensor(legal[t]), noise[t]))
@@ -612,7 +612,7 @@ def check_args(args: Args) -> None:
 def check_flags(args: Args) -> None:
     """Raises ArgumentError for the first flag of a wrong type or range. Makes 3e5 an int."""
     ranges = {
-        "seed": (0, 10**9), "eval_episodes": (0, 10**9), "torch_threads": (0, 10**9),
+        "seed": (0, 1e9), "eval_episodes": (0, 1e9), "torch_threads": (0, 1e9), "seq_len": (0, 1e9),
         "gamma": (0, 1), "gae_lambda": (0, 1), "log_std_init": (-20, 20), "sticky_actions": (0, 1),
     }  # fmt: skip
     for field in fields(args):

@@ -287,7 +287,7 @@ def test_what_is_no_vector_is_refused(script, space):
 def test_continuous_actions_are_refused(script):
     module = MODULES[script]
     envs = module.make_envs(module.Args(env_id=toy(action_space=spaces.Box(-1, 1, (2,)))), 2)
-    with pytest.raises(module.ArgumentError, match="not discrete"):
+    with pytest.raises(module.ArgumentError, match="rppo_continuous.py"):
         module.Agent(envs, module.Args())
 
 

@@ -302,7 +302,7 @@ WRONG = [  # flags after those of a short run, and what the line says
 OWN = {
     "rppo_continuous": [
         ("--env-id CartPole-v1", "rppo_lstm.py"),
-        ("--log-std-init -30", "--log-std-init -30: must be from"),
+        ("--log-std-init -30", "--log-std-init -30.0: must be from"),
         ("--sde-sample-freq -2", "--sde-sample-freq -2: must be from"),
     ],
     "rppo_lstm": [
@@ -312,8 +312,8 @@ OWN = {
         ("--seq-len 8 --num-minibatches 5", "--num-minibatches: must divide the 16 sequences"),
     ],
     "trpo": [
-        ("--log-std-init -30", "--log-std-init -30: must be from"),
-        ("--target-kl -1", "--target-kl -1: must be from"),
+        ("--log-std-init -30", "--log-std-init -30.0: must be from"),
+        ("--target-kl -1", "--target-kl -1.0: must be from"),
         ("--line-search-shrinking-factor 1.5", "--line-search-shrinking-factor 1.5: must be from"),
         ("--sub-sampling-factor 0", "--sub-sampling-factor 0: must be from"),
     ],
@@ -321,7 +321,7 @@ OWN = {
         ("--seq-len 24", "--seq-len 24: must divide --num-steps 32"),
         ("--num-minibatches 3", "--num-minibatches: must divide the 8 sequences"),
         ("--memory none --num-minibatches 3", "--num-minibatches: must divide the 128 sequences"),
-        ("--vf-coef -1", "--vf-coef -1: must be from"),
+        ("--vf-coef -1", "--vf-coef -1.0: must be from"),
     ],
 }
 
@@ -481,7 +481,7 @@ def test_play(script, tmp_path, monkeypatch):
     with monkeypatch.context() as without:
         without.setitem(sys.modules, "moviepy", None)
         assert_refused(
-            main(tmp_path, script, "--play runs/a --render video"), "oviepy is not installed"
+            main(tmp_path, script, "--play runs/a --render video"), "is not installed, run"
         )
     pytest.importorskip("moviepy")
     code, out, err = main(tmp_path, script, "--play runs/a --render video")

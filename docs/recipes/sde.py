@@ -66,8 +66,8 @@ def use(script):
             script.to_env = squashed_to_env if squash else plain_to_env
             if args.use_sde:
                 K, features = self.actor.weight.shape
-                shape = features, K if args.full_std else 1
-                self.log_std = nn.Parameter(torch.full(shape, args.log_std_init))
+                columns = K if args.full_std else 1
+                self.log_std = nn.Parameter(torch.full((features, columns), args.log_std_init))
             self.noise = None  # in trpo: (N, features, K), and for how many steps it was used
             self.uses = 0
 
