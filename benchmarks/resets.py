@@ -17,16 +17,17 @@ The work. A forward pass gives h (T, B, H). A backward pass starts from a random
 at final steps, and ends in those of the features, as if an encoder came before, and of the four
 weights. What a way does to the rows counts: it pads, packs and sorts them, and puts h in order.
 
-time    Milliseconds in float32, a median. Before or after each run of a way comes one of ours on
-        the same data, and over_ours is the median of the ratios of such pairs. over_no_resets
-        compares a way with itself at reset rate 0 (ours: in pairs).
+time    Milliseconds in float32, a median: of the processor on a CPU, with one torch thread, so
+        that other processes hardly matter; of the clock on a GPU. Before or after each run of a
+        way comes one of ours on the same data, and over_ours is the median of the ratios of such
+        pairs. over_no_resets compares a way with itself at reset rate 0 (ours: in pairs).
 memory  MiB of tensors at their peak, beyond inputs and weights: what torch's allocator holds, as
         the profiler records it on a CPU. oneDNN's workspace counts, although it is not all used.
 error   The largest difference to a loop of cells in float64, divided by the largest number of that
         tensor, of h where a loss reads it and of gradients. In float64 a way that is exact is
         within 1e-12; in float32, which is what was timed, as close as rounding lets it be.
 
-One torch thread. Ways come from the libraries that are installed, else they are written from what
+Ways come from the libraries that are installed, else they are written from what
 those do: the column `source` says which. Rows go to results/resets.csv.
 """
 
@@ -54,7 +55,7 @@ from rppo_lstm import ResetLSTM  # noqa: E402
 T, F = 128, 64
 RATES = [0.0, 0.001, 0.01, 0.1]
 ROUNDS = 20
-SECONDS = 8  # a slow way takes part in a half or a fifth of the rounds
+SECONDS = 2  # a slower way takes part in a half or a fifth of the rounds
 ROLES = ["weight_ih", "weight_hh", "bias_ih", "bias_hh"]
 OURS = {"lstm": ResetLSTM, "gru": ResetGRU}
 CELLS = {"lstm": nn.LSTMCell, "gru": nn.GRUCell}
@@ -334,7 +335,6 @@ class TorchRLCompiled(TorchRLScan):
 
     def replay(self, data):
         if not hasattr(self, "compiled"):
-            torch._dynamo.reset()
             self.compiled = torch.compile(self.module, dynamic=False)
         return self.compiled(data)
 
@@ -382,6 +382,7 @@ WAYS = [
     Way("TorchRL, scan, compiled", TorchRLCompiled, "torchrl"),
     Way("TorchRL, triton", TorchRLTriton, "torchrl"),
 ]
+LOOP = next(way for way in WAYS if way.make is LoopOfCells)
 
 
 class Data(NamedTuple):
@@ -464,17 +465,16 @@ def errors(found: dict[str, Tensor], expected: dict[str, Tensor]) -> tuple[float
     return error.pop("h"), max(error.values())
 
 
-def synchronize(data: Data) -> None:
-    if data.x.is_cuda:
-        torch.cuda.synchronize()
-
-
 def timed(module: nn.Module, data: Data) -> float:
     """Milliseconds of a forward and a backward pass."""
-    synchronize(data)
+    if not data.x.is_cuda:
+        began = time.process_time()
+        replay(module, data)
+        return 1000 * (time.process_time() - began)
+    torch.cuda.synchronize()
     began = time.perf_counter()
     replay(module, data)
-    synchronize(data)
+    torch.cuda.synchronize()
     return 1000 * (time.perf_counter() - began)
 
 
@@ -519,6 +519,7 @@ class Group:
     """All ways and rates of one kind of cell, B and H, measured in turn."""
 
     def __init__(self, kind: str, batch: int, hidden: int, options: argparse.Namespace):
+        torch._dynamo.reset()  # it compiles a function for so many shapes, and then no more
         self.kind = kind
         self.device = options.device
         self.rounds = options.rounds
@@ -530,28 +531,30 @@ class Group:
         self.inputs = {
             rate: data.to(torch.float32, self.device) for rate, data in self.data.items()
         }
-        self.modules: dict[str, nn.Module] = {}
+        self.modules = {}
+        for way in self.ways:
+            self.modules[way.name] = loaded(way, kind, self.inputs[0.0])
 
-    def check(self) -> dict[tuple[float, str], list[float]]:
+    def check(self) -> dict[tuple[float, str], tuple[float, ...]]:
         """For each rate and way, the errors of h and gradients in float64 and in float32. Each way
         runs in float32, and so is warm after this."""
         found = {}
-        oracle = next(way for way in WAYS if way.name == "loop of cells")
-        for way in self.ways:
-            module = loaded(way, self.kind, next(iter(self.inputs.values())))
-            self.modules[way.name] = module
+        doubles = {}
         for rate, data in self.data.items():
-            exact = data.to(torch.float64, self.device)
-            expected = results(loaded(oracle, self.kind, exact), exact)
-            for way in self.ways:
-                module = loaded(way, self.kind, exact)
-                in_double = errors(results(module, exact), expected)
-                in_single = errors(results(self.modules[way.name], self.inputs[rate]), expected)
-                found[rate, way.name] = [*in_double, *in_single]
+            doubles[rate] = data.to(torch.float64, self.device)
+        oracle = loaded(LOOP, self.kind, doubles[0.0])
+        expected = {rate: results(oracle, data) for rate, data in doubles.items()}
+        for way in self.ways:
+            double = loaded(way, self.kind, doubles[0.0])
+            single = self.modules[way.name]
+            for rate in self.data:
+                error = errors(results(double, doubles[rate]), expected[rate])
+                error += errors(results(single, self.inputs[rate]), expected[rate])
+                found[rate, way.name] = error
         return found
 
     def time(self) -> tuple[dict, dict]:
-        """Milliseconds, and ratios of neighbouring runs, of each rate and way: to ours at that rate;
+        """Milliseconds of each rate and way, and ratios of neighbouring runs to ours at that rate;
         of ours to ours at rate 0."""
         times: dict[tuple[float, str], list[float]] = {}
         ratios: dict[tuple[float, str], list[float]] = {}
@@ -560,8 +563,10 @@ class Group:
             for way in self.ways:
                 key = (rate, way.name)
                 base = (rate if way.name != "ours" else 0.0, "ours")
-                once = timed(self.modules[way.name], data) / 1000
-                stride = next((s for s in (1, 2) if once * self.rounds / s < SECONDS), 5)
+                stride = 1
+                if way.name != "ours":
+                    once = timed(self.modules[way.name], data) / 1000
+                    stride = next((s for s in (1, 2) if once * self.rounds / s < SECONDS), 5)
                 times[key] = []
                 ratios[key] = []
                 if key != base:
