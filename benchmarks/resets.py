@@ -54,8 +54,8 @@ from rppo_lstm import ResetLSTM  # noqa: E402
 
 T, F = 128, 64
 RATES = [0.0, 0.001, 0.01, 0.1]
-ROUNDS = 20
-SECONDS = 2  # a slower way takes part in a half or a fifth of the rounds
+ROUNDS = 10
+SECONDS = 1  # a slower way takes part in a half or a third of the rounds
 ROLES = ["weight_ih", "weight_hh", "bias_ih", "bias_hh"]
 OURS = {"lstm": ResetLSTM, "gru": ResetGRU}
 CELLS = {"lstm": nn.LSTMCell, "gru": nn.GRUCell}
@@ -331,7 +331,9 @@ class TorchRLScan(TorchRL):
 
 
 class TorchRLCompiled(TorchRLScan):
-    """The same through torch.compile, whose first call takes half a minute."""
+    """The same through torch.compile, whose first call takes half a minute. With torch 2.13 and its
+    inductor, the gradient of weight_hh is wrong if x has as many numbers as weight_hh, T B F = 4 H H,
+    and needs a gradient: at B 8, H 128. (The backend aot_eager computes it.)"""
 
     def replay(self, data):
         if not hasattr(self, "compiled"):
@@ -379,7 +381,7 @@ WAYS = [
     Way("sb3-contrib, padded", ContribPadded, "sb3-contrib", kinds=("lstm",)),
     Way("TorchRL, pad", TorchRL, "torchrl"),
     Way("TorchRL, scan", TorchRLScan, "torchrl"),
-    Way("TorchRL, scan, compiled", TorchRLCompiled, "torchrl"),
+    Way("TorchRL, scan, compiled", TorchRLCompiled, "torchrl", exact=False, kinds=("lstm",)),
     Way("TorchRL, triton", TorchRLTriton, "torchrl"),
 ]
 LOOP = next(way for way in WAYS if way.make is LoopOfCells)
@@ -395,10 +397,10 @@ class Data(NamedTuple):
     weights: dict[str, Tensor]
 
     def to(self, dtype: torch.dtype, device: str) -> "Data":
-        x, state, gradient = (
-            part.to(device, dtype) for part in (self.x, self.state, self.gradient)
-        )
-        return Data(x.requires_grad_(), state, self.final.to(device), gradient, self.weights)
+        x = self.x.detach().to(device, dtype).requires_grad_()
+        state = self.state.to(device, dtype)
+        gradient = self.gradient.to(device, dtype)
+        return Data(x, state, self.final.to(device), gradient, self.weights)
 
 
 def role_of(name: str) -> str:
@@ -548,7 +550,9 @@ class Group:
             double = loaded(way, self.kind, doubles[0.0])
             single = self.modules[way.name]
             for rate in self.data:
-                error = errors(results(double, doubles[rate]), expected[rate])
+                error = (float("nan"), float("nan"))
+                if way.make is not TorchRLCompiled:  # compiling once is long enough
+                    error = errors(results(double, doubles[rate]), expected[rate])
                 error += errors(results(single, self.inputs[rate]), expected[rate])
                 found[rate, way.name] = error
         return found
@@ -566,7 +570,7 @@ class Group:
                 stride = 1
                 if way.name != "ours":
                     once = timed(self.modules[way.name], data) / 1000
-                    stride = next((s for s in (1, 2) if once * self.rounds / s < SECONDS), 5)
+                    stride = next((s for s in (1, 2) if once * self.rounds / s < SECONDS), 3)
                 times[key] = []
                 ratios[key] = []
                 if key != base:
@@ -621,7 +625,7 @@ class Group:
 def processor(device: str) -> str:
     if device == "cuda":
         return torch.cuda.get_device_name()
-    return machine()
+    return f"{machine()}, {torch.backends.cpu.get_cpu_capability()}"
 
 
 def measure(options: argparse.Namespace) -> None:
