@@ -34,6 +34,7 @@ those do: the column `source` says which. Rows go to results/resets.csv.
 import argparse
 import importlib.metadata
 import json
+import math
 import os
 import sys
 import tempfile
@@ -331,9 +332,11 @@ class TorchRLScan(TorchRL):
 
 
 class TorchRLCompiled(TorchRLScan):
-    """The same through torch.compile, whose first call takes half a minute. With torch 2.13 and its
-    inductor, the gradient of weight_hh is wrong if x has as many numbers as weight_hh, T B F = 4 H H,
-    and needs a gradient: at B 8, H 128. (The backend aot_eager computes it.)"""
+    """The same through torch.compile, whose first call takes half a minute.
+
+    In torch 2.13 its inductor gets the gradient of weight_hh wrong if x needs a gradient and has as
+    many numbers, T B F = 4 H H, which is so at B 8, H 128. (The backend aot_eager has it right.)
+    """
 
     def replay(self, data):
         if not hasattr(self, "compiled"):
@@ -668,8 +671,71 @@ def failures(rows: list[dict]) -> list[str]:
     return found
 
 
-def chart(rows: list[dict], out: Path) -> None:
-    pass
+SHOWN = {  # in the chart: way, its label
+    "ours": "ours",
+    "segments": "segments (skrl)",
+    "padded": "padded",
+    "packed": "packed",
+    "TorchRL, pad": "TorchRL",
+    "loop of calls": "loop (CleanRL)",
+    "sb3-contrib, padded": "sb3-contrib",
+}
+
+
+def spread(positions: list[float], gap: float) -> list[float]:
+    """The same numbers in the same order, moved up until neighbours are a gap apart."""
+    moved = list(positions)
+    order = sorted(range(len(moved)), key=lambda i: moved[i])
+    for below, above in zip(order, order[1:]):
+        moved[above] = max(moved[above], moved[below] + gap)
+    return moved
+
+
+def chart(rows: list[dict], out: Path, batches: tuple[int, int] = (8, 64)) -> None:
+    """Time against the reset rate, of an LSTM with 128 units: a panel for each B, a line for each
+    way. Times are multiples of ours without resets, from the ratios of neighbouring runs."""
+    import plot
+
+    figure, axes = plot.plt.subplots(len(batches), 1, figsize=(4.4, 6.4))
+    colors = [*plot.COLORS, plot.GREY]
+    for batch, axis in zip(batches, axes):
+        cell = {"cell": "lstm", "batch": str(batch), "hidden": "128"}
+        measured = {}
+        for row in rows:
+            if cell.items() <= row.items():
+                measured[float(row["rate"]), row["way"]] = row
+        lines = {}
+        for way in SHOWN:
+            lines[way] = []
+            for rate in RATES:
+                of_ours = float(measured[rate, "ours"]["over_no_resets"])
+                lines[way].append(of_ours * float(measured[rate, way]["over_ours"]))
+        heights = spread([math.log(line[-1]) for line in lines.values()], gap=0.24)
+        for (way, line), height, color in zip(lines.items(), heights, colors):
+            width = 3 if way == "ours" else 1.5
+            axis.plot(range(len(RATES)), line, "o-", color=color, linewidth=width, markersize=4)
+            axis.annotate(
+                SHOWN[way], (len(RATES) - 1, line[-1]), (len(RATES) - 0.85, math.exp(height)),
+                color=color, va="center",
+            )  # fmt: skip
+        unit = float(measured[0.0, "ours"]["ms"])
+        axis.set_title(
+            f"{batch} sequences of {T} steps: 1 is {unit:.0f} ms", color=plot.GREY, fontsize=10
+        )
+        axis.set_yscale("log")
+        axis.set_yticks([1, 2, 5, 10, 20], ["1", "2", "5", "10", "20"])
+        axis.minorticks_off()
+        axis.set_xticks(range(len(RATES)), [f"{rate:g}" for rate in RATES])
+        axis.set_xlim(-0.2, len(RATES) + 1.1)
+        axis.tick_params(colors=plot.GREY)
+        axis.spines[:].set_color(plot.GREY)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(color=plot.GREY, alpha=0.25)
+        axis.set_ylabel("time / ours without resets", color=plot.GREY)
+    axes[-1].set_xlabel("share of steps that end an episode", color=plot.GREY)
+    figure.tight_layout()
+    figure.savefig(out, transparent=True, metadata={"Date": None})
+    plot.plt.close(figure)
 
 
 def main() -> None:

@@ -1,5 +1,6 @@
 """benchmarks/resets.py: every way to reset a state inside a sequence computes the same."""
 
+import argparse
 import sys
 
 import pytest
@@ -95,9 +96,43 @@ def test_reset_rates_and_starts():
 
 
 def test_episodes():
-    """Of (T, B) = (4, 2): lengths 1, 3 and 4; the first of each sequence has the sequence's state."""
+    """(T, B) = (4, 2) has lengths 1, 3, 4; the first of each sequence has the sequence's state."""
     final = torch.tensor([[1, 0], [0, 0], [0, 0], [0, 1]]).bool()
     state = torch.tensor([[[5.0], [6.0]]])
     lengths, initial = resets.episodes(final, state)
     assert lengths.tolist() == [1, 3, 4]
     assert initial.flatten().tolist() == [5, 0, 6]
+
+
+def test_a_dry_run_measures_all_ways(monkeypatch, capsys):
+    """Two reset rates of every way, none of them wrong; one line for each that is left out."""
+    ways = [way for way in resets.WAYS if "scan" not in way.name]
+    monkeypatch.setattr(resets, "WAYS", ways)
+    monkeypatch.setattr(sys, "argv", ["resets.py", "--dry"])
+    resets.main()
+    lines = capsys.readouterr().out.splitlines()
+    left_out = [way for way in ways if resets.missing(way, "cpu")]
+    assert all(line.startswith("left out: ") for line in lines[: len(left_out)])
+    measured = 2 * sum(len(way.kinds) for way in ways if way not in left_out)
+    assert len(lines) == len(left_out) + measured
+    assert all(float(line.split()[-1]) <= 1e-12 for line in lines if " ours  " in line)
+
+
+def test_what_the_csv_has_is_not_measured_again(monkeypatch, tmp_path, capsys):
+    """A second call finds all its rows; a way that is new gets one for each rate."""
+    ways = [WAYS["ours"], WAYS["padded"]]
+    small = {"cells": ["gru"], "batches": [2], "hidden": [4], "rates": [0.0, 0.2], "rounds": 1}
+    small |= {"steps": 6, "features": 3, "device": "cpu", "results": tmp_path}
+    new = [WAYS["segments"]]
+    for also, rows, said in (([], 4, "float64"), ([], 4, "has its rows"), (new, 6, "float64")):
+        resets.measure(argparse.Namespace(ways=ways + also, **small))
+        table = resets.read(tmp_path / "resets.csv")
+        assert len(table) == len({(row["rate"], row["way"]) for row in table}) == rows
+        assert said in capsys.readouterr().out
+    assert resets.failures(table) == []
+    wrong = dict(table[0], error_grad64="1.0e-03")
+    assert resets.failures([wrong]) == ["gru, ours, rate 0.0: 0.001"]
+
+
+def test_labels_of_the_chart_do_not_overlap():
+    assert resets.spread([3.0, 1.0, 1.1, 1.15], 0.25) == pytest.approx([3.0, 1.0, 1.25, 1.5])
