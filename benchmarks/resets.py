@@ -6,7 +6,7 @@
     python benchmarks/resets.py --dry           # everything once, tiny, in seconds
 
 The task. A minibatch has B sequences of T = 128 steps, with F = 64 features. `final` (T, B) says
-which steps are an episode's last, each with the probability of the reset rate. `state` is the one
+which steps are an episode's last: a share of them, the reset rate, anywhere. `state` is the one
 before the first step, and is not 0. Ours makes the state 0 after a final step. All others make it
 0 before the first step of an episode, so they get start[t] = final[t - 1], and start[0] = False.
 That is the same arithmetic, because no loss reads the output of a final step. All ways get the
@@ -429,9 +429,11 @@ def make_data(kind: str, final: Tensor, hidden: int, features: int = F) -> Data:
 
 
 def random_final(batch: int, rate: float, steps: int = T) -> Tensor:
-    """final (T, B) of a reset rate."""
+    """final (T, B): the reset rate's share of all steps, anywhere; one step, if it is not 0."""
     generator = torch.Generator().manual_seed(2)
-    return torch.rand(steps, batch, generator=generator) < rate
+    order = torch.randperm(steps * batch, generator=generator)
+    count = math.ceil(rate * steps * batch)
+    return (order < count).unflatten(0, (steps, batch))
 
 
 def loaded(way: Way, kind: str, data: Data) -> nn.Module:
