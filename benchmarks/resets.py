@@ -1,0 +1,791 @@
+"""Resets inside a sequence: what it costs to replay an LSTM or a GRU over episodes of any length.
+
+    python benchmarks/resets.py                 # both cells; goes on where it was stopped
+    python benchmarks/resets.py --cells lstm --device cuda
+    python benchmarks/resets.py --chart         # docs/img/resets.svg, of the results
+    python benchmarks/resets.py --dry           # everything once, tiny, in seconds
+
+The task. A minibatch has B sequences of T = 128 steps, with F = 64 features. `final` (T, B) says
+which steps are an episode's last: a share of them, the reset rate, anywhere. `state` is the one
+before the first step, and is not 0. Ours makes the state 0 after a final step. All others make it
+0 before the first step of an episode, so they get start[t] = final[t - 1], and start[0] = False.
+That is the same arithmetic, because no loss reads the output of a final step. All ways get the
+same rows, final ones included. (Where autoreset has mode SAME_STEP, a rollout of another library
+has no row for an episode's last observation: a share of rows as large as the reset rate.)
+
+The work. A forward pass gives h (T, B, H). A backward pass starts from a random gradient of h, 0
+at final steps, and ends in those of the features, as if an encoder came before, and of the four
+weights. What a way does to the rows counts: it pads, packs and sorts them, and puts h in order.
+
+time    Milliseconds in float32, a median: of the processor on a CPU, with one torch thread, so
+        that other processes hardly matter; of the clock on a GPU. Before or after each run of a
+        way comes one of ours on the same data, and over_ours is the median of the ratios of such
+        pairs. over_no_resets compares a way with itself at reset rate 0 (ours: in pairs).
+memory  MiB of tensors at their peak, beyond inputs and weights: what torch's allocator holds, as
+        the profiler records it on a CPU. oneDNN's workspace counts, although it is not all used.
+error   The largest difference to a loop of cells in float64, divided by the largest number of that
+        tensor, of h where a loss reads it and of gradients. In float64 a way that is exact is
+        within 1e-12; in float32, which is what was timed, as close as rounding lets it be.
+
+Ways come from the libraries that are installed, else they are written from what
+those do: the column `source` says which. Rows go to results/resets.csv.
+"""
+
+import argparse
+import importlib.metadata
+import json
+import math
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+import torch
+from learning import RESULTS, ROOT, append, commit, machine, read
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pad_sequence
+
+sys.path.insert(0, str(ROOT))
+from rppo_gru_atari import ResetGRU  # noqa: E402
+from rppo_lstm import ResetLSTM  # noqa: E402
+
+T, F = 128, 64
+RATES = [0.0, 0.001, 0.01, 0.1]
+ROUNDS = 10
+SECONDS = 1  # a slower way takes part in a half or a third of the rounds
+ROLES = ["weight_ih", "weight_hh", "bias_ih", "bias_hh"]
+OURS = {"lstm": ResetLSTM, "gru": ResetGRU}
+CELLS = {"lstm": nn.LSTMCell, "gru": nn.GRUCell}
+FUSED = {"lstm": nn.LSTM, "gru": nn.GRU}
+FIELDS = """date commit processor torch cell batch hidden rate way source repeats ms over_ours
+    over_no_resets mib error_h64 error_grad64 error_h32 error_grad32""".split()
+
+
+class LoopOfCells(nn.Module):
+    """The definition: state = cell(x[t], state), then state = 0 if final[t]."""
+
+    def __init__(self, kind: str, hidden: int, features: int = F):
+        super().__init__()
+        self.kind = kind
+        self.cell = CELLS[kind](features, hidden)
+
+    def forward(self, x: Tensor, state: Tensor, final: Tensor) -> Tensor:
+        """x (T, B, F), state (2, B, H) of the LSTM or (1, B, H), final (T, B) -> h (T, B, H)."""
+        outputs = []
+        for x_t, final_t in zip(x, final):
+            if self.kind == "lstm":
+                state = torch.stack(self.cell(x_t, (state[0], state[1])))
+            else:
+                state = self.cell(x_t, state[0]).unsqueeze(0)
+            outputs.append(state[0])
+            state = state.masked_fill(final_t.unsqueeze(-1), 0.0)
+        return torch.stack(outputs)
+
+
+class Fused(nn.Module):
+    """Resets ignored: one call of nn.LSTM or nn.GRU, which is as fast as a replay can be here.
+
+    The other ways inherit its weights, and its translation of a state.
+    """
+
+    def __init__(self, kind: str, hidden: int, features: int = F):
+        super().__init__()
+        self.rnn = FUSED[kind](features, hidden)
+
+    def unpacked(self, state: Tensor):
+        """(2, B, H) -> h and c, each (1, B, H), as nn.LSTM has it; nn.GRU has (1, B, H)."""
+        if len(state) == 2:
+            return state[:1].contiguous(), state[1:].contiguous()
+        return state
+
+    def forward(self, x: Tensor, state: Tensor, final: Tensor) -> Tensor:
+        return self.rnn(x, self.unpacked(state))[0]
+
+
+def starts(final: Tensor) -> Tensor:
+    """final (T, B) -> start (T, B): the step before was final."""
+    return torch.cat([torch.zeros_like(final[:1]), final[:-1]])
+
+
+def masked(state, mask: Tensor):
+    """A state times a mask (B,), as the libraries reset it."""
+    if isinstance(state, tuple):
+        return tuple(part * mask.view(1, -1, 1) for part in state)
+    return state * mask.view(1, -1, 1)
+
+
+class LoopOfCalls(Fused):
+    """A call of nn.LSTM for every step, as in CleanRL's ppo_atari_lstm.py."""
+
+    def forward(self, x, state, final):
+        state = self.unpacked(state)
+        outputs = []
+        for x_t, start in zip(x, starts(final).to(x.dtype)):
+            h, state = self.rnn(x_t.unsqueeze(0), masked(state, 1.0 - start))
+            outputs.append(h)
+        return torch.cat(outputs)
+
+
+class Segments(Fused):
+    """A call for each run of steps in which no sequence of the batch starts an episode, as in
+    ikostrikov's pytorch-a2c-ppo-acktr-gail and in skrl's examples."""
+
+    def forward(self, x, state, final):
+        start = starts(final)
+        cuts = start.any(1).nonzero().flatten().tolist()
+        state = self.unpacked(state)
+        outputs = []
+        for begin, end in zip([0, *cuts], [*cuts, len(x)]):
+            state = masked(state, (~start[begin]).to(x.dtype))
+            h, state = self.rnn(x[begin:end], state)
+            outputs.append(h)
+        return torch.cat(outputs)
+
+
+class RlGames(Fused):
+    """rl_games' LSTMWithDones and GRUWithDones, which call nn.LSTM and nn.GRU for segments, too."""
+
+    def __init__(self, kind, hidden, features=F):
+        nn.Module.__init__(self)
+        from rl_games.common.layers import recurrent
+
+        layers = {"lstm": recurrent.LSTMWithDones, "gru": recurrent.GRUWithDones}
+        self.rnn = layers[kind](features, hidden)
+
+    def forward(self, x, state, final):
+        done_masks = starts(final).to(x.dtype).unsqueeze(-1)
+        return self.rnn(x, self.unpacked(state), done_masks)[0]
+
+
+def episodes(final: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Cuts sequences, one after the other, into episodes, and where a sequence ends.
+
+    final (T, B), state (rows, B, H) -> the lengths of the E episodes (E,), and the states before
+    them (rows, E, H): 0, but for the first of each sequence.
+    """
+    steps = len(final)
+    ends = final.clone()
+    ends[-1] = True
+    last = ends.T.flatten().nonzero().flatten()  # among the B T steps, sequence by sequence
+    lengths = last.diff(prepend=last.new_tensor([-1]))
+    continues = (last - lengths + 1) % steps == 0
+    initial = state.new_zeros(len(state), len(lengths), state.shape[-1])
+    initial[:, continues] = state
+    return lengths, initial
+
+
+def in_order(h: Tensor, steps: int) -> Tensor:
+    """(B T, H), sequence by sequence -> (T, B, H)."""
+    return h.unflatten(0, (-1, steps)).transpose(0, 1)
+
+
+class Padded(Fused):
+    """Episodes padded to the longest and replayed side by side, as in
+    recurrent-ppo-truncated-bptt with sequences as long as episodes."""
+
+    def forward(self, x, state, final):
+        lengths, initial = episodes(final, state)
+        padded = pad_sequence(x.transpose(0, 1).flatten(0, 1).split(lengths.tolist()))
+        h, _ = self.rnn(padded, self.unpacked(initial))  # (longest, E, H)
+        valid = torch.arange(len(h), device=x.device) < lengths.unsqueeze(1)  # (E, longest)
+        return in_order(h.transpose(0, 1)[valid], len(x))
+
+
+class RslRl(Fused):
+    """rsl_rl's RNN module and its functions that pad: to T steps, however short episodes are."""
+
+    def __init__(self, kind, hidden, features=F):
+        nn.Module.__init__(self)
+        from rsl_rl.modules.rnn import RNN
+
+        self.rnn = RNN(features, hidden, type=kind)
+
+    def forward(self, x, state, final):
+        from rsl_rl.utils import split_and_pad_trajectories
+
+        _, initial = episodes(final, state)
+        padded, masks = split_and_pad_trajectories(x, final)
+        return self.rnn(padded, masks, self.unpacked(initial))
+
+
+class Packed(Fused):
+    """One call for a PackedSequence of episodes, longest first, as in Sample Factory: at step t it
+    has the rows of the episodes that are longer than t."""
+
+    def forward(self, x, state, final):
+        lengths, initial = episodes(final, state)
+        count = len(lengths)
+        by_length = lengths.argsort(descending=True, stable=True)
+        rank = by_length.argsort()
+        episode = torch.arange(count, device=x.device).repeat_interleave(lengths)  # (B T,)
+        first = lengths.cumsum(0) - lengths
+        step = torch.arange(len(episode), device=x.device) - first[episode]
+        order = (step * count + rank[episode]).argsort()
+        rows = x.transpose(0, 1).flatten(0, 1)[order]
+        packed = PackedSequence(rows, step.bincount().cpu(), by_length, rank)
+        h, _ = self.rnn(packed, self.unpacked(initial))
+        return in_order(h.data[order.argsort()], len(x))
+
+
+class Contrib(Fused):
+    """sb3-contrib's RecurrentActorCriticPolicy._process_sequence on whole sequences: one call where
+    no episode starts, else one for every step."""
+
+    def process(self, features: Tensor, state: Tensor, start: Tensor) -> Tensor:
+        from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
+
+        replay = RecurrentActorCriticPolicy._process_sequence
+        return replay(features, self.unpacked(state), start.to(features.dtype), self.rnn)[0]
+
+    def forward(self, x, state, final):
+        features = x.transpose(0, 1).flatten(0, 1)  # sequence by sequence
+        return in_order(self.process(features, state, starts(final).T.flatten()), len(x))
+
+
+class ContribPadded(Contrib):
+    """The same on what its buffer gives it in training: episodes padded to the longest. Their first
+    steps are starts, so it calls nn.LSTM for every step."""
+
+    def forward(self, x, state, final):
+        lengths, initial = episodes(final, state)
+        count = lengths.tolist()
+        rows = x.transpose(0, 1).flatten(0, 1).split(count)
+        padded = pad_sequence(rows, batch_first=True)  # (E, longest, F)
+        start = pad_sequence(starts(final).T.flatten().split(count), batch_first=True)
+        h = self.process(padded.flatten(0, 1), initial, start.flatten())
+        valid = torch.arange(padded.shape[1], device=x.device) < lengths.unsqueeze(1)
+        return in_order(h[valid.flatten()], len(x))
+
+
+def gru_loop(
+    x: Tensor, h: Tensor, keep: Tensor, weight_ih: Tensor, weight_hh: Tensor,
+    bias_ih: Tensor, bias_hh: Tensor,
+) -> Tensor:  # fmt: skip
+    """x (T, B, F), h (B, H), keep (T, B, 1): 0 after a final step, else 1 -> h (T, B, H)."""
+    outputs = []
+    all_from_x = nn.functional.linear(x, weight_ih, bias_ih)  # (T, B, 3 H)
+    for from_x, keep_t in zip(all_from_x.unbind(0), keep.unbind(0)):
+        r_x, z_x, n_x = from_x.chunk(3, -1)
+        r_h, z_h, n_h = nn.functional.linear(h, weight_hh, bias_hh).chunk(3, -1)
+        r = torch.sigmoid(r_x + r_h)
+        z = torch.sigmoid(z_x + z_h)
+        n = torch.tanh(n_x + r * n_h)
+        h = n + z * (h - n)
+        outputs.append(h)
+        h = h * keep_t
+    return torch.stack(outputs)
+
+
+class ScriptedLoop(LoopOfCells):
+    """A GRU's loop with the product of all features up front, through torch.jit.script."""
+
+    def __init__(self, kind, hidden, features=F):
+        super().__init__(kind, hidden, features)
+        self.loop = torch.jit.script(gru_loop)
+
+    def forward(self, x, state, final):
+        keep = (~final).to(x.dtype).unsqueeze(-1)
+        return self.loop(x, state[0], keep, *self.cell.parameters())
+
+
+class TorchRL(nn.Module):
+    """TorchRL's LSTMModule or GRUModule. Its backend `pad` packs episodes, `scan` is a loop in
+    hoptorch's scan, `triton` a kernel of its own for GPUs."""
+
+    backend = "pad"
+
+    def __init__(self, kind: str, hidden: int, features: int = F):
+        super().__init__()
+        from torchrl.modules import GRUModule, LSTMModule
+
+        modules = {"lstm": LSTMModule, "gru": GRUModule}
+        self.keys = {"lstm": ["h", "c"], "gru": ["h"]}[kind]
+        self.module = modules[kind](
+            features,
+            hidden,
+            in_keys=["x", *self.keys],
+            out_keys=["y", *(("next", key) for key in self.keys)],
+            recurrent_backend=self.backend,
+            default_recurrent_mode=True,
+        )
+
+    def forward(self, x: Tensor, state: Tensor, final: Tensor) -> Tensor:
+        from tensordict import TensorDict
+
+        steps, batch = final.shape
+        data = {"x": x.transpose(0, 1), "is_init": starts(final).T.unsqueeze(-1)}
+        for key, part in zip(self.keys, state):  # a rollout stores the state before every step
+            data[key] = part.new_zeros(batch, steps, 1, part.shape[-1])
+            data[key][:, 0, 0] = part
+        return self.replay(TensorDict(data, [batch, steps]))["y"].transpose(0, 1)
+
+    def replay(self, data):
+        return self.module(data)
+
+
+class TorchRLScan(TorchRL):
+    backend = "scan"
+
+
+class TorchRLCompiled(TorchRLScan):
+    """The same through torch.compile, whose first call takes half a minute.
+
+    In torch 2.13 its inductor gets the gradient of weight_hh wrong if x needs a gradient and has as
+    many numbers, T B F = 4 H H, which is so at B 8, H 128. (The backend aot_eager has it right.)
+    """
+
+    def replay(self, data):
+        if not hasattr(self, "compiled"):
+            self.compiled = torch.compile(self.module, dynamic=False)
+        return self.compiled(data)
+
+
+class TorchRLTriton(TorchRL):
+    backend = "triton"
+
+
+class Way(NamedTuple):
+    """name, what makes it of a kind of cell and H, the package that it needs, else whose it is."""
+
+    name: str
+    make: Callable[[str, int], nn.Module]
+    package: str = ""
+    whose: str = ""
+    exact: bool = True
+    kinds: tuple[str, ...] = ("lstm", "gru")
+
+    @property
+    def source(self) -> str:
+        if self.package:
+            return f"{self.package} {importlib.metadata.version(self.package)}"
+        return self.whose
+
+
+def ours(kind: str, hidden: int, features: int = F) -> nn.Module:
+    return OURS[kind](features, hidden)
+
+
+WAYS = [
+    Way("ours", ours, whose="ours"),
+    Way("no resets", Fused, whose="torch", exact=False),
+    Way("loop of cells", LoopOfCells, whose="the definition"),
+    Way("scripted loop", ScriptedLoop, whose="torch.jit", kinds=("gru",)),
+    Way("loop of calls", LoopOfCalls, whose="after CleanRL"),
+    Way("segments", Segments, whose="after ikostrikov and skrl"),
+    Way("rl_games", RlGames, "rl-games"),
+    Way("padded", Padded, whose="after recurrent-ppo-truncated-bptt"),
+    Way("rsl_rl", RslRl, "rsl-rl-lib"),
+    Way("packed", Packed, whose="after Sample Factory"),
+    Way("sb3-contrib", Contrib, "sb3-contrib", kinds=("lstm",)),
+    Way("sb3-contrib, padded", ContribPadded, "sb3-contrib", kinds=("lstm",)),
+    Way("TorchRL, pad", TorchRL, "torchrl"),
+    Way("TorchRL, scan", TorchRLScan, "torchrl"),
+    Way("TorchRL, scan, compiled", TorchRLCompiled, "torchrl", exact=False, kinds=("lstm",)),
+    Way("TorchRL, triton", TorchRLTriton, "torchrl"),
+]
+LOOP = next(way for way in WAYS if way.make is LoopOfCells)
+
+
+class Data(NamedTuple):
+    """Of one minibatch; the gradient is that of h. weights has the four of ROLES."""
+
+    x: Tensor  # (T, B, F)
+    state: Tensor  # (2, B, H) or (1, B, H)
+    final: Tensor  # (T, B)
+    gradient: Tensor  # (T, B, H)
+    weights: dict[str, Tensor]
+
+    def to(self, dtype: torch.dtype, device: str) -> "Data":
+        x = self.x.detach().to(device, dtype).requires_grad_()
+        state = self.state.to(device, dtype)
+        gradient = self.gradient.to(device, dtype)
+        return Data(x, state, self.final.to(device), gradient, self.weights)
+
+
+def role_of(name: str) -> str:
+    """Of a parameter's name in any of the libraries: which of the four weights it is."""
+    return next(role for role in ROLES if role in name)
+
+
+def make_data(kind: str, final: Tensor, hidden: int, features: int = F) -> Data:
+    """Random numbers in float64. The weights are our initial ones with biases that are not 0."""
+    torch.manual_seed(1)
+    steps, batch = final.shape
+    module = ours(kind, hidden, features).double()
+    weights = {}
+    for name, parameter in module.named_parameters():
+        noise = 0.1 * torch.randn_like(parameter)
+        weights[role_of(name)] = (parameter + noise).detach()
+    double = {"dtype": torch.float64}
+    x = torch.randn(steps, batch, features, **double)
+    state = 0.5 * torch.randn({"lstm": 2, "gru": 1}[kind], batch, hidden, **double)
+    gradient = torch.randn(steps, batch, hidden, **double)
+    gradient = gradient.masked_fill(final.unsqueeze(-1), 0.0)
+    return Data(x, state, final, gradient, weights)
+
+
+def random_final(batch: int, rate: float, steps: int = T) -> Tensor:
+    """final (T, B): the reset rate's share of all steps, anywhere; one step, if it is not 0."""
+    generator = torch.Generator().manual_seed(2)
+    order = torch.randperm(steps * batch, generator=generator)
+    count = math.ceil(rate * steps * batch)
+    return (order < count).unflatten(0, (steps, batch))
+
+
+def loaded(way: Way, kind: str, data: Data) -> nn.Module:
+    """A way's module with the weights of the data, and their dtype and device."""
+    module = way.make(kind, data.gradient.shape[-1], data.x.shape[-1])
+    module.to(data.x.device, data.x.dtype)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            parameter.copy_(data.weights[role_of(name)])
+    return module
+
+
+def replay(module: nn.Module, data: Data) -> Tensor:
+    """Forward and backward; leaves gradients in data.x and in the module's weights."""
+    data.x.grad = None
+    module.zero_grad()
+    h = module(data.x, data.state, data.final)
+    h.backward(data.gradient)
+    return h
+
+
+def results(module: nn.Module, data: Data) -> dict[str, Tensor]:
+    """h where a loss reads it, and all gradients, in float64."""
+    h = replay(module, data).detach()
+    found = {"h": h.masked_fill(data.final.unsqueeze(-1), 0.0), "x": data.x.grad}
+    for name, parameter in module.named_parameters():
+        found[role_of(name)] = parameter.grad
+    return {name: tensor.double().cpu() for name, tensor in found.items()}
+
+
+def errors(found: dict[str, Tensor], expected: dict[str, Tensor]) -> tuple[float, float]:
+    """The relative errors of h and of the gradients, as the docstring of this file defines them."""
+    error = {}
+    for name, tensor in expected.items():
+        error[name] = ((found[name] - tensor).abs().max() / tensor.abs().max()).item()
+    return error.pop("h"), max(error.values())
+
+
+def timed(module: nn.Module, data: Data) -> float:
+    """Milliseconds of a forward and a backward pass."""
+    if not data.x.is_cuda:
+        began = time.process_time()
+        replay(module, data)
+        return 1000 * (time.process_time() - began)
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    replay(module, data)
+    torch.cuda.synchronize()
+    return 1000 * (time.perf_counter() - began)
+
+
+def peak_memory(module: nn.Module, data: Data) -> float:
+    """MiB that torch's allocator holds during a replay, at most, beyond what it held before."""
+    data.x.grad = None
+    module.zero_grad()
+    if data.x.is_cuda:
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        replay(module, data)
+        return (torch.cuda.max_memory_allocated() - before) / 2**20
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
+        replay(module, data)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "trace.json")
+        profile.export_chrome_trace(str(path))
+        events = json.loads(path.read_text())["traceEvents"]
+    held = 0
+    most = 0
+    for event in events:
+        if event.get("name") == "[memory]":  # one allocation, or if it is negative, one release
+            held += event["args"]["Bytes"]
+            most = max(most, held)
+    return most / 2**20
+
+
+def missing(way: Way, device: str) -> str:
+    """Why a way cannot run here; empty if it can."""
+    if way.name == "TorchRL, triton" and device != "cuda":
+        return "needs a GPU"
+    try:
+        importlib.metadata.version(way.package or "torch")
+    except importlib.metadata.PackageNotFoundError:
+        return f"needs the package {way.package}"
+    return ""
+
+
+class Group:
+    """All ways and rates of one kind of cell, B and H, measured in turn."""
+
+    def __init__(self, kind: str, batch: int, hidden: int, options: argparse.Namespace):
+        torch._dynamo.reset()  # it compiles a function for so many shapes, and then no more
+        self.kind = kind
+        self.device = options.device
+        self.rounds = options.rounds
+        self.ways = [way for way in options.ways if kind in way.kinds]
+        self.data = {}
+        for rate in options.rates:
+            final = random_final(batch, rate, options.steps)
+            self.data[rate] = make_data(kind, final, hidden, options.features)
+        self.inputs = {
+            rate: data.to(torch.float32, self.device) for rate, data in self.data.items()
+        }
+        self.modules = {}
+        for way in self.ways:
+            self.modules[way.name] = loaded(way, kind, self.inputs[0.0])
+
+    def check(self) -> dict[tuple[float, str], tuple[float, ...]]:
+        """For each rate and way, the errors of h and gradients in float64 and in float32. Each way
+        runs in float32, and so is warm after this."""
+        found = {}
+        doubles = {}
+        for rate, data in self.data.items():
+            doubles[rate] = data.to(torch.float64, self.device)
+        oracle = loaded(LOOP, self.kind, doubles[0.0])
+        expected = {rate: results(oracle, data) for rate, data in doubles.items()}
+        for way in self.ways:
+            double = loaded(way, self.kind, doubles[0.0])
+            single = self.modules[way.name]
+            for rate in self.data:
+                error = (float("nan"), float("nan"))
+                if way.make is not TorchRLCompiled:  # compiling once is long enough
+                    error = errors(results(double, doubles[rate]), expected[rate])
+                error += errors(results(single, self.inputs[rate]), expected[rate])
+                found[rate, way.name] = error
+        return found
+
+    def time(self) -> tuple[dict, dict]:
+        """Milliseconds of each rate and way, and ratios of neighbouring runs to ours at that rate;
+        of ours to ours at rate 0."""
+        times: dict[tuple[float, str], list[float]] = {}
+        ratios: dict[tuple[float, str], list[float]] = {}
+        pairs = []
+        for rate, data in self.inputs.items():
+            for way in self.ways:
+                key = (rate, way.name)
+                base = (rate if way.name != "ours" else 0.0, "ours")
+                stride = 1
+                if way.name != "ours":
+                    once = timed(self.modules[way.name], data) / 1000
+                    stride = next((s for s in (1, 2) if once * self.rounds / s < SECONDS), 3)
+                times[key] = []
+                ratios[key] = []
+                if key != base:
+                    pairs.append((key, base, stride))
+        for i in range(self.rounds):
+            for key, base, stride in pairs:
+                if i % stride:
+                    continue
+                order = [key, base]
+                if i // stride % 2:
+                    order.reverse()
+                took = {}
+                for rate, name in order:
+                    took[rate, name] = timed(self.modules[name], self.inputs[rate])
+                    times[rate, name].append(took[rate, name])
+                ratios[key].append(took[key] / took[base])
+        return times, ratios
+
+    def memory(self) -> dict[tuple[float, str], float]:
+        found = {}
+        for rate, data in self.inputs.items():
+            for way in self.ways:
+                found[rate, way.name] = peak_memory(self.modules[way.name], data)
+        return found
+
+    def rows(self) -> list[dict]:
+        """Of the CSV file, but for what all its rows say of machine and cell."""
+        error = self.check()
+        times, ratios = self.time()
+        memory = self.memory()
+        rows = []
+        for rate in self.data:
+            for way in self.ways:
+                key = (rate, way.name)
+                unreset = median(times[0.0, way.name])
+                over_ours = 1.0
+                over_no_resets = median(times[key]) / unreset
+                if way.name != "ours":
+                    over_ours = median(ratios[key])
+                elif rate > 0:
+                    over_no_resets = median(ratios[key])
+                row = {"rate": rate, "way": way.name, "source": way.source}
+                row |= {"repeats": len(times[key]), "ms": f"{median(times[key]):.4g}"}
+                row |= {"over_ours": f"{over_ours:.3f}", "over_no_resets": f"{over_no_resets:.3f}"}
+                row |= {"mib": f"{memory[key]:.4g}"}
+                names = "error_h64 error_grad64 error_h32 error_grad32".split()
+                row |= {name: f"{x:.1e}" for name, x in zip(names, error[key])}
+                rows.append(row)
+        return rows
+
+
+def processor(device: str) -> str:
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    return f"{machine()}, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def measure(options: argparse.Namespace) -> None:
+    """Appends the rows that the CSV file lacks. A group is measured again as a whole, if any."""
+    path = options.results / "resets.csv"
+    for kind in options.cells:
+        for batch in options.batches:
+            for hidden in options.hidden:
+                about = {"processor": processor(options.device), "torch": torch.__version__}
+                about |= {"cell": kind, "batch": str(batch), "hidden": str(hidden)}
+                have = set()
+                for row in read(path):
+                    if about.items() <= row.items():
+                        have.add((float(row["rate"]), row["way"]))
+                names = [way.name for way in options.ways if kind in way.kinds]
+                if have >= {(rate, name) for rate in options.rates for name in names}:
+                    print(f"{kind}, B {batch}, H {hidden}: has its rows", flush=True)
+                    continue
+                rows = Group(kind, batch, hidden, options).rows()
+                rows = [row for row in rows if (row["rate"], row["way"]) not in have]
+                dated = {"date": time.strftime("%Y-%m-%d"), "commit": commit(), **about}
+                append(path, FIELDS, [dated | row for row in rows])
+                for row in rows:
+                    print(
+                        f"{kind:4} B {batch:<3} H {hidden:<3} rate {row['rate']:<5} {row['way']:24}"
+                        f"{row['ms']:>7} ms {row['over_ours']:>7} x ours {row['mib']:>6} MiB  "
+                        f"float64 {row['error_h64']} {row['error_grad64']}",
+                        flush=True,
+                    )
+
+
+def failures(rows: list[dict]) -> list[str]:
+    """The ways that are exact and yet differ from the loop by more than 1e-12 in float64."""
+    exact = {way.name for way in WAYS if way.exact}
+    found = []
+    for row in rows:
+        worst = max(float(row["error_h64"]), float(row["error_grad64"]))
+        if row["way"] in exact and not worst <= 1e-12:
+            found.append(f"{row['cell']}, {row['way']}, rate {row['rate']}: {worst}")
+    return found
+
+
+SHOWN = {  # in the chart: way, its label
+    "ours": "ours",
+    "segments": "segments (skrl)",
+    "padded": "padded",
+    "packed": "packed",
+    "TorchRL, pad": "TorchRL",
+    "loop of calls": "loop (CleanRL)",
+    "sb3-contrib, padded": "sb3-contrib",
+}
+
+
+def spread(positions: list[float], gap: float) -> list[float]:
+    """The same numbers in the same order, moved up until neighbours are a gap apart."""
+    moved = list(positions)
+    order = sorted(range(len(moved)), key=lambda i: moved[i])
+    for below, above in zip(order, order[1:]):
+        moved[above] = max(moved[above], moved[below] + gap)
+    return moved
+
+
+def chart(rows: list[dict], out: Path, batches: tuple[int, int] = (8, 64)) -> None:
+    """Time against the reset rate, of an LSTM with 128 units: a panel for each B, a line for each
+    way. Times are multiples of ours without resets, from the ratios of neighbouring runs."""
+    import plot
+
+    figure, axes = plot.plt.subplots(len(batches), 1, figsize=(4.4, 6.4))
+    colors = [*plot.COLORS, plot.GREY]
+    for batch, axis in zip(batches, axes):
+        cell = {"cell": "lstm", "batch": str(batch), "hidden": "128"}
+        measured = {}
+        for row in rows:
+            if cell.items() <= row.items():
+                measured[float(row["rate"]), row["way"]] = row
+        lines = {}
+        for way in SHOWN:
+            lines[way] = []
+            for rate in RATES:
+                of_ours = float(measured[rate, "ours"]["over_no_resets"])
+                lines[way].append(of_ours * float(measured[rate, way]["over_ours"]))
+        heights = spread([math.log(line[-1]) for line in lines.values()], gap=0.24)
+        for (way, line), height, color in zip(lines.items(), heights, colors):
+            width = 3 if way == "ours" else 1.5
+            axis.plot(range(len(RATES)), line, "o-", color=color, linewidth=width, markersize=4)
+            axis.annotate(
+                SHOWN[way], (len(RATES) - 1, line[-1]), (len(RATES) - 0.85, math.exp(height)),
+                color=color, va="center",
+            )  # fmt: skip
+        unit = float(measured[0.0, "ours"]["ms"])
+        axis.set_title(
+            f"{batch} sequences of {T} steps: 1 is {unit:.0f} ms", color=plot.GREY, fontsize=10
+        )
+        axis.set_yscale("log")
+        axis.set_yticks([1, 2, 5, 10, 20], ["1", "2", "5", "10", "20"])
+        axis.minorticks_off()
+        axis.set_xticks(range(len(RATES)), [f"{rate:g}" for rate in RATES])
+        axis.set_xlim(-0.2, len(RATES) + 1.1)
+        axis.tick_params(colors=plot.GREY)
+        axis.spines[:].set_color(plot.GREY)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(color=plot.GREY, alpha=0.25)
+        axis.set_ylabel("time / ours without resets", color=plot.GREY)
+    axes[-1].set_xlabel("share of steps that end an episode", color=plot.GREY)
+    figure.tight_layout()
+    figure.savefig(out, transparent=True, metadata={"Date": None})
+    plot.plt.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--cells", nargs="+", choices=list(CELLS), default=list(CELLS))
+    parser.add_argument("--batches", nargs="+", type=int, default=[8, 64, 128])
+    parser.add_argument("--hidden", nargs="+", type=int, default=[128, 256])
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="directory of the CSV file")
+    parser.add_argument("--dry", action="store_true", help="everything once, tiny; writes nothing")
+    parser.add_argument("--chart", action="store_true", help="only draws docs/img/resets.svg")
+    options = parser.parse_args()
+    if options.chart:
+        return chart(read(options.results / "resets.csv"), ROOT / "docs/img/resets.svg")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: torch finds no GPU")
+    torch.set_num_threads(1)
+    os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # the profiler says when it starts
+    options.rates = RATES
+    options.steps = T
+    options.features = F
+    options.ways = []
+    for way in WAYS:
+        reason = missing(way, options.device)
+        if options.dry and way.make is TorchRLCompiled:
+            reason = reason or "not in a dry run, because it compiles for half a minute"
+        if reason:
+            print(f"left out: {way.name} ({reason})")
+        else:
+            options.ways.append(way)
+    if not options.dry:
+        return measure(options)
+    options.rates = [0.0, 0.1]
+    options.steps = 12
+    options.features = 5
+    options.batches = [3]
+    options.hidden = [8]
+    options.rounds = 1
+    with tempfile.TemporaryDirectory() as folder:
+        options.results = Path(folder)
+        measure(options)
+        wrong = failures(read(options.results / "resets.csv"))
+    if wrong:
+        raise SystemExit("not exact: " + "; ".join(wrong))
+
+
+if __name__ == "__main__":
+    main()
