@@ -1,17 +1,18 @@
 """Resets inside a sequence: what it costs to replay an LSTM or a GRU over episodes of any length.
 
-    python benchmarks/resets.py                 # both cells; goes on where it was stopped
+    python benchmarks/resets.py                 # both cells; continues where it was stopped
     python benchmarks/resets.py --cells lstm --device cuda
     python benchmarks/resets.py --chart         # docs/img/resets.svg, of the results
     python benchmarks/resets.py --dry           # everything once, tiny, in seconds
 
 The task. A minibatch has B sequences of T = 128 steps, with F = 64 features. `final` (T, B) says
 which steps are an episode's last: a share of them, the reset rate, anywhere. `state` is the one
-before the first step, and is not 0. Ours makes the state 0 after a final step. All others make it
-0 before the first step of an episode, so they get start[t] = final[t - 1], and start[0] = False.
-That is the same arithmetic, because no loss reads the output of a final step. All ways get the
-same rows, final ones included. (Where autoreset has mode SAME_STEP, a rollout of another library
-has no row for an episode's last observation: a share of rows as large as the reset rate.)
+before the first step, and is not 0. The fused reset makes the state 0 after a final step. All
+others make it 0 before the first step of an episode, so they get start[t] = final[t - 1], and
+start[0] = False. That is the same arithmetic, because no loss reads the output of a final step.
+All ways get the same rows, final ones included. (Where autoreset has mode SAME_STEP, a rollout
+of another library has no row for an episode's last observation: a share of rows as large as the
+reset rate.)
 
 The work. A forward pass gives h (T, B, H). A backward pass starts from a random gradient of h, 0
 at final steps, and ends in those of the features, as if an encoder came before, and of the four
@@ -19,8 +20,9 @@ weights. What a way does to the rows counts: it pads, packs and sorts them, and 
 
 time    Milliseconds in float32, a median: of the processor on a CPU, with one torch thread, so
         that other processes hardly matter; of the clock on a GPU. Before or after each run of a
-        way comes one of ours on the same data, and over_ours is the median of the ratios of such
-        pairs. over_no_resets compares a way with itself at reset rate 0 (ours: in pairs).
+        way comes one of the fused reset on the same data, and over_ours is the median of the ratios
+        of such pairs. over_no_resets compares a way with itself at reset rate 0 (the fused reset:
+        in pairs).
 memory  MiB of tensors at their peak, beyond inputs and weights: what torch's allocator holds, as
         the profiler records it on a CPU. oneDNN's workspace counts, although it is not all used.
 error   The largest difference to a loop of cells in float64, divided by the largest number of that
@@ -563,8 +565,8 @@ class Group:
         return found
 
     def time(self) -> tuple[dict, dict]:
-        """Milliseconds of each rate and way, and ratios of neighbouring runs to ours at that rate;
-        of ours to ours at rate 0."""
+        """Milliseconds of each rate and way, and ratios of neighbouring runs to the fused reset's
+        at that rate; of the fused reset's to its own at rate 0."""
         times: dict[tuple[float, str], list[float]] = {}
         ratios: dict[tuple[float, str], list[float]] = {}
         pairs = []
@@ -656,7 +658,7 @@ def measure(options: argparse.Namespace) -> None:
                 for row in rows:
                     print(
                         f"{kind:4} B {batch:<3} H {hidden:<3} rate {row['rate']:<5} {row['way']:24}"
-                        f"{row['ms']:>7} ms {row['over_ours']:>7} x ours {row['mib']:>6} MiB  "
+                        f"{row['ms']:>7} ms {row['over_ours']:>7} x fused {row['mib']:>6} MiB  "
                         f"float64 {row['error_h64']} {row['error_grad64']}",
                         flush=True,
                     )
@@ -674,7 +676,7 @@ def failures(rows: list[dict]) -> list[str]:
 
 
 SHOWN = {  # in the chart: way, its label
-    "ours": "ours",
+    "ours": "fused reset",
     "segments": "segments (skrl)",
     "padded": "padded",
     "packed": "packed",
@@ -695,7 +697,7 @@ def spread(positions: list[float], gap: float) -> list[float]:
 
 def chart(rows: list[dict], out: Path, batches: tuple[int, int] = (8, 64)) -> None:
     """Time against the reset rate, of an LSTM with 128 units: a panel for each B, a line for each
-    way. Times are multiples of ours without resets, from the ratios of neighbouring runs."""
+    way. Times are multiples of the fused reset's at rate 0, from ratios of neighbouring runs."""
     import plot
 
     figure, axes = plot.plt.subplots(len(batches), 1, figsize=(4.4, 6.4))
@@ -733,7 +735,7 @@ def chart(rows: list[dict], out: Path, batches: tuple[int, int] = (8, 64)) -> No
         axis.spines[:].set_color(plot.GREY)
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(color=plot.GREY, alpha=0.25)
-        axis.set_ylabel("time / ours without resets", color=plot.GREY)
+        axis.set_ylabel("time (1: fused reset, no resets)", color=plot.GREY)
     axes[-1].set_xlabel("share of steps that end an episode", color=plot.GREY)
     figure.tight_layout()
     figure.savefig(out, transparent=True, metadata={"Date": None})
