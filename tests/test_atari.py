@@ -565,12 +565,13 @@ TINY = "--num-envs 2 --num-steps 8 --num-minibatches 1 --update-epochs 1 --hidde
        "--total-timesteps 32 --torch-threads 1 --eval-episodes 0 --run-name a".split()  # fmt: skip
 
 
-@pytest.mark.xfail(reason="failed in the last minutes of a session; not looked into yet")
-def test_a_rank_that_is_left_over_is_one_process_that_writes(run_script, tmp_path):
-    """As in the shell of a cluster: RANK, and no WORLD_SIZE."""
-    env = {"RANK": "1", "LOCAL_RANK": "1", "TQDM_DISABLE": "1"}
-    done = run_script("rppo_gru_atari", *TINY, env=env)
-    assert done.stderr == ""  # without a progress bar, as TQDM_DISABLE asks
+def test_a_rank_that_is_left_over_is_one_process_that_writes(tmp_path):
+    """As in the shell of a cluster: RANK, and no WORLD_SIZE. Without a progress bar, as TQDM_DISABLE asks
+    (tqdm reads it when it is imported, so this is a process of its own)."""
+    env = {**os.environ, "RANK": "1", "LOCAL_RANK": "1", "TQDM_DISABLE": "1"}
+    command = [sys.executable, str(ROOT / "rppo_gru_atari.py"), *TINY]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "") and "runs/a: return" in done.stdout
     assert rppo.load(tmp_path / "runs/a")["step"] >= 32
     assert (tmp_path / "runs/a/result.json").exists()
 
