@@ -416,7 +416,6 @@ def test_sde_has_stable_baselines3s_densities(name, full_std, use_expln, squash)
         assert np.allclose(sent, [[-1, 5], [-3, 2.5]])
 
 
-@pytest.mark.xfail(reason="trpo.py now draws a rollout's noise at once; sde.py does not follow yet")
 def test_sde_in_trpo_keeps_its_noise_for_a_rollout(tmp_path):
     script = driver.fresh("trpo", "sde")
     seen = []

@@ -94,14 +94,17 @@ def use(script):
             kind = Squashed if self.args.squash_output else Independent
             return kind(normal, 1, validate_args=False)
 
-        def sample_noise(self, num_envs):
+        def sample_noise(self, *shape):
+            if name == "trpo" and self.args.use_sde and len(shape) == 2:
+                return [None] * shape[0]  # of a rollout: `act` draws matrices when it needs them
             std = self.std()
-            return torch.randn(num_envs, *std.shape).to(std.device) * std
+            return torch.randn(*shape, *std.shape).to(std.device) * std
 
-        def act(self, h, noise=None, deterministic=False):
-            """trpo gives legal choices in the place of noise: it draws for itself."""
-            if deterministic or not self.args.use_sde:
-                return super().act(h, noise, *[deterministic][: name == "trpo"])
+        def act(self, h, *others):
+            """others: noise or, in trpo, legal choices and noise."""
+            if not self.args.use_sde:
+                return super().act(h, *others)
+            noise = others[-1]
             if name == "trpo":
                 old = self.noise is None or len(self.noise) != len(h)
                 if old or self.uses == self.args.sde_sample_freq:
