@@ -42,7 +42,7 @@ def episode(agent, env_id: str, seed: int) -> tuple[float, int]:
 
 
 class Echo(gym.Env):
-    """The reward is the action times the number that was seen at the episode's first step."""
+    """The reward is the action, plus 1, times the number seen at the episode's first step."""
 
     observation_space = spaces.Box(-3, 3, (2,), np.float32)
 
@@ -57,7 +57,7 @@ class Echo(gym.Env):
 
     def step(self, action):
         self.t += 1
-        reward = float(np.sum(action) * self.cue[0])
+        reward = float((np.sum(action) + 1) * self.cue[0])
         noise = self.np_random.normal(size=2).astype(np.float32)
         return noise, reward, False, bool(self.t == self.length), {}
 

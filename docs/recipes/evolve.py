@@ -14,7 +14,6 @@ of all is kept in RUNS_DIR/evolve/best. (Jaderberg et al. 2017; AgileRL.)
 """
 
 import argparse
-import importlib
 import json
 import os
 import random
@@ -115,7 +114,7 @@ def main() -> None:
     options, flags = parser.parse_known_args()
     name, *more = options.words
     recipes = {"warm_start", *",".join(more).split(",")} - {""}
-    script = driver.apply(importlib.import_module(name), recipes)
+    script = driver.fresh(name, *recipes)
     names = [gene for gene in MUTATIONS if hasattr(script.Args, gene)]
     own = {"anneal_lr": ["--no-anneal-lr"], "schedule": ["--schedule", "constant"]}
     flags += [word for flag in own if hasattr(script.Args, flag) for word in own[flag]]

@@ -9,7 +9,6 @@ the same layers: networks, and stacked_lstm or sde where it needs them. Observat
 that no VecNormalize has changed. The optimiser's state is not taken along.
 """
 
-import importlib
 import sys
 from pathlib import Path
 
@@ -48,10 +47,10 @@ def convert(file: str, env_id: str, run_dir: str) -> None:
     model = RecurrentPPO.load(file, device="cpu")
     policy = model.policy
     box = hasattr(model.action_space, "low") and model.action_space.dtype.kind == "f"
-    script = importlib.import_module("rppo_continuous" if box else "rppo_lstm")
     layers = policy.lstm_actor.num_layers
     needed = {"networks": True, "stacked_lstm": layers > 1, "sde": policy.use_sde}
-    driver.apply(script, [name for name, needs in needed.items() if needs])
+    recipes = [name for name, needs in needed.items() if needs]
+    script = driver.fresh("rppo_continuous" if box else "rppo_lstm", *recipes)
     flags = flags_of(policy)
     if layers > 1:
         flags["recurrent_layers"] = ",".join(["lstm"] * layers)
