@@ -49,7 +49,7 @@ from typing import NamedTuple
 import torch
 from learning import RESULTS, ROOT, append, commit, machine, read
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pad_sequence
+from torch.nn.utils.rnn import PackedSequence
 
 sys.path.insert(0, str(ROOT))
 from rppo_gru_atari import ResetGRU  # noqa: E402
@@ -185,15 +185,28 @@ def in_order(h: Tensor, steps: int) -> Tensor:
     return h.unflatten(0, (-1, steps)).transpose(0, 1)
 
 
+def pad(rows: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows (B T, F) of E episodes, one after the other, and the episodes' lengths (E,) ->
+    padded (E, longest, F), and valid (E, longest), which is where the rows are.
+
+    Libraries pad observations, before the encoder, with pad_sequence. Here the rows need gradients,
+    and the gradient of pad_sequence makes a copy of everything for each episode.
+    """
+    steps = torch.arange(int(lengths.max()), device=rows.device)
+    valid = steps < lengths.unsqueeze(1)
+    padded = rows.new_zeros(*valid.shape, rows.shape[-1])
+    padded[valid] = rows
+    return padded, valid
+
+
 class Padded(Fused):
     """Episodes padded to the longest and replayed side by side, as in
     recurrent-ppo-truncated-bptt with sequences as long as episodes."""
 
     def forward(self, x, state, final):
         lengths, initial = episodes(final, state)
-        padded = pad_sequence(x.transpose(0, 1).flatten(0, 1).split(lengths.tolist()))
-        h, _ = self.rnn(padded, self.unpacked(initial))  # (longest, E, H)
-        valid = torch.arange(len(h), device=x.device) < lengths.unsqueeze(1)  # (E, longest)
+        padded, valid = pad(x.transpose(0, 1).flatten(0, 1), lengths)
+        h, _ = self.rnn(padded.transpose(0, 1), self.unpacked(initial))  # (longest, E, H)
         return in_order(h.transpose(0, 1)[valid], len(x))
 
 
@@ -210,8 +223,10 @@ class RslRl(Fused):
         from rsl_rl.utils import split_and_pad_trajectories
 
         _, initial = episodes(final, state)
-        padded, masks = split_and_pad_trajectories(x, final)
-        return self.rnn(padded, masks, self.unpacked(initial))
+        index = torch.arange(final.numel(), dtype=x.dtype, device=x.device).view(*final.shape, 1)
+        padded, masks = split_and_pad_trajectories(index, final)  # as pad() says, not x itself
+        rows = x.flatten(0, 1)[padded.squeeze(-1).long()] * masks.unsqueeze(-1)
+        return self.rnn(rows, masks, self.unpacked(initial))
 
 
 class Packed(Fused):
@@ -254,12 +269,9 @@ class ContribPadded(Contrib):
 
     def forward(self, x, state, final):
         lengths, initial = episodes(final, state)
-        count = lengths.tolist()
-        rows = x.transpose(0, 1).flatten(0, 1).split(count)
-        padded = pad_sequence(rows, batch_first=True)  # (E, longest, F)
-        start = pad_sequence(starts(final).T.flatten().split(count), batch_first=True)
+        padded, valid = pad(x.transpose(0, 1).flatten(0, 1), lengths)
+        start, _ = pad(starts(final).T.flatten().unsqueeze(-1), lengths)
         h = self.process(padded.flatten(0, 1), initial, start.flatten())
-        valid = torch.arange(padded.shape[1], device=x.device) < lengths.unsqueeze(1)
         return in_order(h[valid.flatten()], len(x))
 
 
