@@ -6,6 +6,7 @@
     {{ results NAME NAME }}     rows of benchmarks/results/learning.csv: tasks, or SCRIPT.py's tasks
     {{ throughput SECTION }}    rows of benchmarks/results/throughput.csv
     {{ exercise NAME }}         the measurements of an exercise in benchmarks/results/exercises.csv
+    {{ detail NAME; NAME }}     mistakes in benchmarks/results/details.csv; without names: all
     {{ figures }}               the tables of README.md
     {{ recipes }}               a table of docs/recipes/*.py, each of which gets a page
 
@@ -21,6 +22,7 @@ from pathlib import Path
 from scripts import ROOT, BuildError, text
 
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "docs/exercises")]
+import details  # noqa: E402
 import learning  # noqa: E402
 import plot  # noqa: E402
 import throughput as speed  # noqa: E402
@@ -142,6 +144,14 @@ def exercise(name: str) -> str:
     return exercises.table(name)
 
 
+def detail(names: str) -> str:
+    chosen = [name.strip() for name in names.split(";")] if names else list(details.MISTAKES)
+    for name in chosen:
+        if name not in details.MISTAKES:
+            raise BuildError(f"benchmarks/details.py has no {name}")
+    return narrow(details.table(chosen))
+
+
 def recipe_parts(path: Path) -> tuple[str, str, str]:
     """The first sentence or line of its docstring, the rest as Markdown, and the whole source."""
     whole = path.read_text()
@@ -202,7 +212,7 @@ def equation(shown: str) -> str:
 
 KINDS = {
     "source": source, "file": file, "flags": flags, "results": results, "throughput": throughput,
-    "exercise": exercise, "figures": lambda _: plot.figures(), "recipes": recipes,
+    "exercise": exercise, "detail": detail, "figures": lambda _: plot.figures(), "recipes": recipes,
 }  # fmt: skip
 
 
