@@ -39,7 +39,7 @@ def test_every_recipe_exists_and_is_not_a_word():
     said = {name for _, here in ROWS for name in re.findall(r"recipe `(\w+)`", here)}
     assert said <= {*WHERE, *TOOLS} and len(said) >= 20
     assert {*WHERE, *TOOLS} - said <= {"use", "image_frames", "long_memory", "previous_action",
-                                       "export_onnx", "sb3_weights"}  # fmt: skip
+                                       "export_onnx", "sb3_weights", "look_inside"}  # fmt: skip
 
 
 def test_every_page_and_file_exists():

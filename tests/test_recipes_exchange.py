@@ -1,6 +1,7 @@
 """Recipes that carry agents to and fro: ONNX, sb3-contrib, experts, warm starts, programs, evolution."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -86,9 +87,10 @@ POLICIES = {
 
 @pytest.mark.parametrize("kind", POLICIES)
 def test_sb3_weights_act_as_their_model_does(tmp_path, kind):
-    """Actions, values, memory and densities over episodes; the run trains on."""
+    """Actions, values and densities over episodes, to 1e-5; the run trains on."""
     sb3 = pytest.importorskip("sb3_contrib")
     import sb3_weights
+    from sb3_contrib.common.recurrent.type_aliases import RNNStates
 
     env_id = "Pendulum-v1" if kind in ("sde", "box") else "CartPole-v1"
     settings = dict(POLICIES[kind])
@@ -108,41 +110,43 @@ def test_sb3_weights_act_as_their_model_does(tmp_path, kind):
             sys.modules.pop(script, None)
         sb3_weights.convert(str(tmp_path / "model.zip"), env_id, str(tmp_path / "runs/a"))
     script, args, envs, agent, _ = driver.open_run(tmp_path / "runs/a")
+    zeros = torch.zeros(settings.get("n_lstm_layers", 1), 1, 16)
+    new_episode = RNNStates((zeros, zeros), (zeros, zeros)), torch.ones(1)
+    (theirs, start), state = new_episode, agent.initial_state(1)
     obs, info = envs.reset(seed=3)
-    state, theirs, start = None, None, np.ones(1, bool)
+    legal = [torch.from_numpy(agent.exists)[None]] if hasattr(agent, "exists") else []
+    values = []
     for step in range(60):
-        before = agent.initial_state(1) if state is None else state
-        pair = [torch.zeros(1, 1, 16)] * 2 if theirs is None else map(torch.from_numpy, theirs)
+        x = torch.as_tensor(obs, dtype=torch.float)
+        with torch.no_grad():
+            expected, *others, theirs = policy.forward(x, theirs, start, deterministic=True)
+            out, value, following = agent.step(x, *legal, state)
+            if legal:
+                logprob, choice = out[0, 0].max(-1)
+                assert choice == expected[0]
+            else:
+                logprob = agent.policy(out).log_prob(agent.actor(out))
+                assert (agent.actor(out) - expected).abs().max() < 1e-5
+        for ours, other in zip((value, logprob), others, strict=True):
+            assert ours.item() == pytest.approx(other.item(), rel=1e-5, abs=1e-5)
+        values.append(value.item())
         action, state = agent.predict(obs, info, state)
-        expected, theirs = model.predict(obs, theirs, start, deterministic=True)
-        assert np.allclose(action, expected, atol=1e-4)
-        start, x = np.zeros(1, bool), torch.as_tensor(obs, dtype=torch.float)
-        if kind != "layers":
-            if len(before) == 4 and kind != "memoryless":
-                pair = [h[None] for h in before[2:]]
-            with torch.no_grad():
-                value = agent.step(x, *legal_of(agent), before)[1]
-                other = policy.predict_values(x, tuple(pair), torch.zeros(1))
-            assert value.item() == pytest.approx(other.item(), abs=1e-4)
+        assert torch.equal(state, following)
+        start = torch.zeros(1)
         obs, _, terminated, truncated, info = envs.step(action)
         if terminated[0] or truncated[0]:
             obs, info = envs.reset(seed=step)
-            state, theirs, start = None, None, np.ones(1, bool)
+            (theirs, start), state = new_episode, agent.initial_state(1)
+    assert np.std(values) > 0.01
     if kind in ("sde", "box"):
         h = torch.randn(5, 16)
         u = torch.randn(5, 1)
         other = policy._get_action_dist_from_latent(policy.mlp_extractor.forward_actor(h))
-        assert torch.allclose(agent.policy(h).log_prob(u), other.log_prob(u), atol=1e-4)
+        assert torch.allclose(agent.policy(h).log_prob(u), other.log_prob(u), atol=1e-5)
     flags = {**vars(args), "resume": str(tmp_path / "runs/a"), "total_timesteps": 64, "num_envs": 1}
     flags |= dict(num_steps=32, num_minibatches=1, eval_episodes=0)
     script.train(script.Args(**flags))
     assert script.load(tmp_path / "runs/a")["step"] >= 60
-
-
-def legal_of(agent):
-    if not hasattr(agent, "exists"):
-        return []
-    return [torch.from_numpy(agent.exists)[None]]
 
 
 def test_sb3_weights_refuse_what_is_no_model(run_script, tmp_path):
@@ -158,6 +162,7 @@ def test_imitation_makes_the_experts_actions_more_probable(tmp_path, name, own):
     """The file is what was played; every script's clone, with memory or without, learns from it."""
     needs(name)
     import imitation
+    import record
 
     box = name == "rppo_continuous"
     expert_script = driver.fresh(name)
@@ -166,7 +171,7 @@ def test_imitation_makes_the_experts_actions_more_probable(tmp_path, name, own):
     loud(expert)
     rewritten(expert_script, expert, run_dir)
     file = str(tmp_path / "expert.npz")
-    imitation.record(str(run_dir), file, 4 if box else 12)
+    record.record(str(run_dir), file, 4 if box else 12)
     data = dict(np.load(file))
     starts = np.flatnonzero(data["episode_starts"])
     assert np.allclose(np.add.reduceat(data["rewards"], starts), data["episode_returns"], rtol=1e-4)
@@ -257,12 +262,9 @@ def test_use_agent_acts_as_evaluation_does(tmp_path, name, flags):
         value = policy.value(raw)
         if isinstance(policy.action_space, gym.spaces.Box):
             means, stds = policy.probabilities(raw)
-            density = Normal(torch.from_numpy(means), torch.from_numpy(stds)).log_prob(
-                torch.tensor(means)
-            )
-            assert policy.density(raw, means)[0] == pytest.approx(
-                density.sum().exp().item(), rel=1e-4
-            )
+            normal = Normal(torch.from_numpy(means), torch.from_numpy(stds))
+            density = normal.log_prob(torch.from_numpy(means)).sum().exp().item()
+            assert policy.density(raw, means)[0] == pytest.approx(density, rel=1e-4)
         else:
             shares = policy.probabilities(raw)
             assert shares.sum(-1) == pytest.approx(1) and shares[0, 0].argmax() == expected[0]
@@ -293,10 +295,53 @@ def test_use_agent_takes_a_dict(tmp_path):
     assert policy.act([raw, raw]).shape == (2, 2)
 
 
+def test_programs_of_an_agent_print_what_it_thinks_and_does(run_script, tmp_path):
+    """use_agent.py plays the evaluation's episode; distributions.py has what `look` has."""
+    from distributions import look
+
+    _, run_dir = run(driver.fresh("rppo_continuous", "sde"), tmp_path, eval_episodes=1)
+    played = run_script("docs/recipes/use_agent", run_dir).stdout.split()
+    [expected] = json.loads((run_dir / "result.json").read_text())["evaluation"]
+    assert played[0] == "return" and float(played[1]) == pytest.approx(expected, rel=1e-4)
+    script, args, envs, agent, _ = driver.open_run(run_dir)
+    policy, value = look(script, agent, envs.reset(seed=args.seed)[0])
+    first, *others = run_script("docs/recipes/distributions", run_dir).stdout.splitlines()
+    assert first == f"value {value.item():.3f}, entropy {policy.entropy().item():.3f}"
+    assert {line.split()[0] for line in others} == {"loc", "scale"}
+    refused = run_script("docs/recipes/use_agent", tmp_path, check=2)
+    assert len(refused.lines) == 1 and "is not the directory of a run" in refused.stderr
+
+
+def test_population_trains_seeds_side_by_side(run_script, tmp_path):
+    small = "--num-envs 2 --num-steps 32 --num-minibatches 2 --total-timesteps 64".split()
+    words = "rppo_lstm", "networks", "--layers-after", 4, *small, "--eval-episodes", 1
+    done = run_script("docs/recipes/population", 2, *words)
+    said = {}
+    for line in done.stdout.splitlines():
+        folder, mean = line.split(": return ")
+        said[folder] = float(mean)
+    folder = tmp_path / "runs/population"
+    assert [*said] == [f"{folder}/1", f"{folder}/2"]
+    for n, mean in enumerate(said.values(), 1):
+        script, args, *_ = driver.open_run(folder / str(n))
+        result = json.loads((folder / str(n) / "result.json").read_text())
+        assert args.seed == n and args.layers_after == "4"
+        assert mean == pytest.approx(result["evaluation"][0], rel=1e-4)
+    for words, says in {
+        (2, "rppo_lstm"): "exists: another --runs-dir",
+        ("rppo_lstm",): "say population.py NUMBER SCRIPT",
+        (1, "rppo_lstm", "--num-envs", 0, "--runs-dir", "b"): "--num-envs 0: must be from 1",
+    }.items():
+        refused = run_script("docs/recipes/population", *words, check=2)
+        assert len(refused.lines) == 1 and says in refused.stderr
+
+
 @pytest.mark.parametrize("words", ["rppo_lstm", "trpo"])
 def test_evolve_keeps_the_best_and_repeats_the_killed(tmp_path, monkeypatch, words):
     """The best of all generations is kept; the elite goes on unchanged; a killed run is repeated."""
     import evolve
+    import population
+    from genes import names_of
 
     calls, real = [], subprocess.run
 
@@ -311,7 +356,7 @@ def test_evolve_keeps_the_best_and_repeats_the_killed(tmp_path, monkeypatch, wor
         script.train(script.parse_args())
         return subprocess.CompletedProcess(command, 0, "", "")
 
-    monkeypatch.setattr(evolve.subprocess, "run", running)
+    monkeypatch.setattr(population.subprocess, "run", running)
     small = "--num-envs 2 --num-steps 32 --eval-episodes 2 --members 3 --generations 2 --steps 100"
     small += " --num-minibatches 2" if words == "rppo_lstm" else ""
     flags = [words, *small.split(), "--processes", "1", "--runs-dir", str(tmp_path)]
@@ -325,7 +370,7 @@ def test_evolve_keeps_the_best_and_repeats_the_killed(tmp_path, monkeypatch, wor
     elite = max(sorted(first), key=first.get)
     script = driver.open_run(folder / elite)[0]
     old, new = (script.load(folder / name)["args"] for name in (elite, "1-0"))
-    genes = [gene for gene in evolve.MUTATIONS if gene in old]
+    genes = names_of(script)
     assert {g: old[g] for g in genes} == {g: new[g] for g in genes}
     assert new["init_from"] == str(folder / elite) and len(genes) >= 3
     monkeypatch.setattr(sys, "argv", ["evolve.py", *flags])
@@ -333,17 +378,46 @@ def test_evolve_keeps_the_best_and_repeats_the_killed(tmp_path, monkeypatch, wor
         evolve.main()
 
 
-def test_evolve_mutates_one_gene_within_its_range():
-    import evolve
+def test_evolve_mutates_one_gene_within_its_range(monkeypatch):
+    """Numbers, sizes, numbers of layers, activations; noise for one generation only."""
+    import genes
 
-    genes = {"learning_rate": 0.01, "hidden_size": 256, "encoder_size": 32}
-    for _ in range(50):
-        child = evolve.mutate(genes)
-        changed = [name for name in genes if child[name] != genes[name]]
+    monkeypatch.setattr(sys, "argv", ["evolve.py", "--ent-coef", "0.01"])
+    names = genes.names_of(driver.fresh("rppo_lstm", "images", "networks", "warm_start"))
+    assert {*names} == {"learning_rate", "clip_coef", "target_kl", "hidden_size", "layers_before",
+                        "layers_after", "cnn_channels", "activation", "init_noise"}  # fmt: skip
+    parent = genes.kept({name: genes.draw(name) for name in names})
+    assert parent["init_noise"] == 0.0
+    seen = {name: set() for name in names}
+    for _ in range(2000):
+        child = genes.mutate(parent)
+        changed = [name for name in names if child[name] != genes.kept(parent)[name]]
         assert len(changed) <= 1
         for name, value in child.items():
-            low, high, _ = evolve.MUTATIONS[name]
-            assert low <= value <= high and type(value) is type(genes[name])
-    draws = [evolve.draw(32, 256) for _ in range(50)]
-    assert {*draws} == {32, 64, 128, 256}
-    assert json.dumps(genes)
+            seen[name].add(value)
+            assert type(value) is type(parent[name])
+        for name in {*names} & {*genes.NUMBERS}:
+            low, high, _ = genes.NUMBERS[name]
+            assert low <= child[name] <= high
+        for name, (low, high, (fewest, most)) in genes.SIZES.items():
+            sizes = [int(size) for size in child[name].split(",")]
+            assert fewest <= len(sizes) <= most and low <= min(sizes) <= max(sizes) <= high
+        parent = child
+    assert {len(value.split(",")) for value in seen["layers_before"]} == {1, 2, 3}
+    assert {len(value.split(",")) for value in seen["cnn_channels"]} == {3}
+    assert seen["activation"] == {"tanh", "relu", "elu", "gelu", "silu"}
+    assert seen["init_noise"] == {0.0, 0.01, 0.03, 0.1}
+    assert seen["hidden_size"] == {32, 64, 128, 256}
+    assert {genes.draw("encoder_size") for _ in range(50)} == {32, 64, 128}
+
+
+def test_warm_start_adds_noise_to_the_weights(tmp_path):
+    old, source = run(driver.fresh("rppo_lstm"), tmp_path, eval_episodes=0)
+    script = driver.fresh("rppo_lstm", "warm_start")
+    flags = dict(learning_rate=0.0, total_timesteps=40, eval_episodes=0, init_from=str(source))
+    new, run_dir = run(script, tmp_path, init_noise=0.1, **flags)
+    noise = torch.cat([(x - y).flatten() for x, y in zip(new.parameters(), old.parameters())])
+    assert noise.std().item() == pytest.approx(0.1, rel=0.15) and abs(noise.mean()) < 0.01
+    shutil.rmtree(source)  # a run needs its source no more
+    *_, again, _ = driver.open_run(run_dir)
+    assert all(torch.equal(x, y) for x, y in zip(again.parameters(), new.parameters()))

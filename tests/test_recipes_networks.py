@@ -422,9 +422,8 @@ def test_sde_in_trpo_keeps_its_noise_for_a_rollout(tmp_path):
     real = script.Agent.act
 
     def act(self, h, *others):
-        action = real(self, h, *others)
-        seen.append(self.noise)
-        return action
+        seen.append(others[-1])
+        return real(self, h, *others)
 
     script.Agent.act = act
     run(script, tmp_path, env_id="Pendulum-v1", use_sde=True, total_timesteps=128, eval_episodes=0)
@@ -434,3 +433,117 @@ def test_sde_in_trpo_keeps_its_noise_for_a_rollout(tmp_path):
     run(script, tmp_path, env_id="Pendulum-v1", use_sde=True, total_timesteps=64, eval_episodes=0,
         sde_sample_freq=8)  # fmt: skip
     assert [i for i in range(1, len(seen)) if seen[i] is not seen[i - 1]] == [8, 16, 24]
+
+
+@pytest.mark.parametrize("num_envs", [1, 2])
+def test_a_whole_step_of_trpo_with_sde_is_sb3_contribs(num_envs, monkeypatch):
+    """From the same weights, noise and rollout: actions, the policy's step, the critic's passes.
+
+    As in test_trpo, sb3-contrib averages the KL over the two components, and its target_kl and
+    damping are half of ours; its conjugate gradient starts from noise, set to zero here.
+    """
+    sb3 = pytest.importorskip("sb3_contrib")
+    from stable_baselines3.common.vec_env import DummyVecEnv
+    from test_trpo import Toy
+
+    T = 512
+    env = DummyVecEnv([lambda: Toy(REAL)] * num_envs)
+    peer = sb3.TRPO(
+        "MlpPolicy", env, n_steps=T, seed=1, device="cpu", use_sde=True, target_kl=0.005,
+        cg_damping=0.05, policy_kwargs=dict(log_std_init=-1.0),
+    )  # fmt: skip
+    with monkeypatch.context() as patch:
+        patch.setattr(peer, "train", lambda: None)
+        peer.learn(T * num_envs)  # fills the buffer
+    theirs, buffer = peer.policy, peer.rollout_buffer
+    script = driver.fresh("trpo", "sde")
+    agent = build(script, REAL, encoder_size=64, use_sde=True, norm_obs=False)
+    pi, vf = theirs.mlp_extractor.policy_net, theirs.mlp_extractor.value_net
+    pairs = {
+        "encoder.0": pi[0], "encoder.2": pi[2], "actor": theirs.action_net,
+        "critic.0": vf[0], "critic.2": vf[2], "critic.4": theirs.value_net,
+    }  # fmt: skip
+    names = {"log_std": theirs.log_std}
+    for name, layer in pairs.items():
+        names |= {f"{name}.weight": layer.weight, f"{name}.bias": layer.bias}
+    parameters = dict(agent.named_parameters())
+    assert parameters.keys() == names.keys() and agent.log_std.shape == (64, 2)
+    with torch.no_grad():
+        for name, parameter in names.items():
+            parameters[name].copy_(parameter)
+    first = {name: parameter.detach().clone() for name, parameter in names.items()}
+
+    obs, actions = (torch.from_numpy(x) for x in (buffer.observations, buffer.actions))
+    noise = theirs.action_dist.exploration_matrices
+    if num_envs == 1:
+        noise = theirs.action_dist.exploration_mat[None]
+    state = agent.initial_state(num_envs)
+    for t in range(T):  # one matrix for each environment during the whole rollout
+        acted = agent.act(agent.step(obs[t], state)[0], None, noise)
+        assert (acted - actions[t]).abs().max() < 1e-5
+
+    advantages = torch.from_numpy(buffer.advantages).flatten()
+    returns = torch.from_numpy(buffer.returns)
+    np.random.seed(0)
+    orders = [np.random.permutation(T * num_envs) for _ in range(1 + agent.args.n_critic_updates)]
+    np.random.seed(0)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "randn_like", torch.zeros_like)
+        peer.train()
+    logged = peer.logger.name_to_value
+    assert logged["train/is_line_search_success"] == 1.0
+
+    legal = torch.as_tensor(agent.exists).expand(T, num_envs, *agent.exists.shape)
+    rollout = obs, legal, state, torch.zeros(T, num_envs, dtype=torch.bool)
+    normalized = (advantages - advantages.mean()) / advantages.std()
+    *_, fraction, _ = script.trpo_step(
+        agent, agent.args, rollout, actions.flatten(0, 1), normalized
+    )
+    assert fraction > 0
+    optimizer = torch.optim.Adam(agent.critic.parameters(), agent.args.learning_rate, eps=1e-5)
+    sequence = iter(orders[1:])
+    monkeypatch.setattr(torch, "randperm", lambda n: torch.from_numpy(next(sequence)))
+    rows = [x.transpose(0, 1).flatten(0, 1) for x in (obs, returns)]  # in the order of its buffer
+    value_loss = script.fit_critic(agent.critic, agent.args, optimizer, *rows)
+    assert value_loss == pytest.approx(logged["train/value_loss"], rel=1e-5)
+    for name, ours in agent.named_parameters():
+        error = (ours - names[name]).norm()
+        step = (names[name] - first[name]).norm()
+        assert error <= 1e-4 * names[name].norm() and error <= 1e-2 * step and step > 0, name
+
+
+@pytest.mark.parametrize("name", ["rppo_continuous", "trpo"])
+def test_squash_alone_has_the_density_of_squashed_actions(name):
+    """Over all actions between the bounds it integrates to 1; the entropy is its own estimate."""
+    script = driver.fresh(name, "squash")
+    one = spaces.Box(-3, 1, (1,), np.float32)
+    agent = build(script, one, squash_output=True, norm_obs=False)
+    inputs = [torch.randn(1, agent.actor.in_features), None]
+    if name == "rppo_continuous":  # has no masks of legal choices
+        inputs.pop()
+    policy = agent.policy(*inputs)
+    u = torch.linspace(-9, 9, 20_001, dtype=torch.float64)  # action tanh(u)
+    logprob = policy.log_prob(u[:, None]).double()
+    weight = logprob.exp() * (1 - u.tanh() ** 2)  # the density of tanh(u), times d tanh(u) / du
+    assert torch.trapezoid(weight, u).item() == pytest.approx(1, abs=2e-3)
+    entropy = -torch.trapezoid(weight * logprob, u).item()
+    drawn = torch.stack([policy.entropy() for _ in range(4000)])
+    assert drawn.mean().item() == pytest.approx(entropy, abs=4 * drawn.std().item() / 4000**0.5)
+    assert np.allclose(script.to_env(torch.tensor([[0.0], [9.0]]), one), [[-1], [1]], atol=1e-3)
+    plain = build(script, one, norm_obs=False)
+    assert type(plain.policy(*inputs)) is torch.distributions.Independent
+    with pytest.raises(script.ArgumentError, match="--squash-output: actions have no bounds"):
+        build(script, spaces.Box(-np.inf, np.inf, (1,), np.float32), squash_output=True)
+
+
+def test_activations_reach_a_critics_own_encoder():
+    """--no-orthogonal and --activation count in the layers that the recipe critics adds, too."""
+    script = driver.fresh("rppo_lstm", "critics", "activations")
+    flags = dict(critic="separate", share_encoder=False, activation="gelu", encoder_size=32)
+    torch.manual_seed(0)
+    envs = SimpleNamespace(single_action_space=CHOICES, single_observation_space=OBS)
+    agent = script.Agent(envs, script.Args(orthogonal=False, **flags))
+    for memory in agent.lstm, agent.critic_lstm:
+        layer, activation = memory.encoder
+        assert isinstance(activation, nn.GELU) and layer.weight.abs().max() <= 3**-0.5
+        assert not torch.allclose(layer.weight.T @ layer.weight, 2 * torch.eye(3), atol=0.1)

@@ -1,15 +1,18 @@
 """Recipes of runs: schedules, callbacks, keep_best; alone, under mpiexec and under torchrun."""
 
 import csv
+import gc
 import json
 import os
 import subprocess
 import sys
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from conftest import ROOT
+from gymnasium import spaces
 from recipe_tools import FOLDER, driver, needs, run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -176,12 +179,6 @@ def test_keep_best_keeps_an_agent_that_plays_and_changes_nothing(tmp_path, name)
         run(script, tmp_path, eval_episodes=0)
 
 
-class Display:
-    """What environments of one process share, and close() ends for all: as pygame's display is."""
-
-    works = True
-
-
 def test_keep_best_does_not_end_a_display_that_environments_share(tmp_path):
     script = driver.fresh("rppo_lstm", "keep_best")
     make_envs = script.make_envs
@@ -206,6 +203,49 @@ def test_keep_best_does_not_end_a_display_that_environments_share(tmp_path):
     with pytest.raises(AssertionError, match="display"):  # the evaluation after training's end
         run(script, tmp_path, total_timesteps=600, eval_every=200)
     assert len(scalars(tmp_path / "run0", "charts/eval_return")) == 3
+
+
+def test_keep_best_does_not_end_pygames_display(tmp_path, monkeypatch):
+    """An environment whose close() calls pygame.quit(), which is for all of a process: training
+    goes on after each evaluation, also when an earlier run's environments are collected."""
+    pygame = pytest.importorskip("pygame")
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    closed = []
+
+    class Painted(gym.Env):
+        observation_space, action_space = spaces.Box(0, 1, (1,)), spaces.Discrete(2)
+
+        def __init__(self):
+            pygame.init()
+            self.screen = pygame.display.set_mode((8, 8))
+
+        def look(self):
+            self.screen.fill((51 * self.steps, 0, 0))  # pygame.error after pygame.quit()
+            return np.float32([self.screen.get_at((3, 3))[0] / 255])
+
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            self.steps = 0
+            gc.collect()
+            return self.look(), {}
+
+        def step(self, action):
+            self.steps += 1
+            return self.look(), float(action), False, self.steps == 5, {}
+
+        def close(self):
+            closed.append(self)
+            pygame.quit()
+
+    monkeypatch.setitem(
+        gym.registry, "Painted-v0", gym.envs.registration.EnvSpec("Painted-v0", Painted)
+    )
+    script = driver.fresh("rppo_lstm", "keep_best")
+    for n in range(2):
+        closed.clear()
+        run(script, tmp_path, env_id="Painted-v0", total_timesteps=300, eval_every=100)
+        assert len(scalars(tmp_path / f"run{n}", "charts/eval_return")) == 3
+        assert len(closed) == 4 + 2  # of training and of the evaluation at the end
 
 
 PROCESSES = {

@@ -53,16 +53,14 @@ def use(script):
         def __init__(self, args, *inputs):
             script.tqdm = no_bar if args.quiet else bar
             super().__init__(args, *inputs)
-            self.iterations = 0
             if driver.is_first(script):
                 self.writer = Row(self.writer)
 
         def log(self, *inputs):
             before = self.step
-            self.iterations += 1
             first = driver.is_first(script)
             if first:
-                self.writer.silent = self.iterations % self.args.log_every > 0
+                self.writer.silent = (len(self.timed) + 1) % self.args.log_every > 0
                 self.writer.scalars.clear()
             super().log(*inputs)
             if first and self.passed(before, self.args.checkpoint_every):
@@ -75,8 +73,8 @@ def use(script):
                     self.writer.add_histogram(name, weights.detach(), self.step)
             if first and self.args.csv and self.writer.scalars:
                 self.write()
-            full = len(self.returns) == 100 and self.args.stop_at_return > -np.inf
-            reached = full and np.mean(self.returns) >= self.args.stop_at_return
+            scores = self.returns if len(self.returns) == 100 else [-np.inf]
+            reached = np.mean(scores) >= self.args.stop_at_return > -np.inf
             if driver.of_first(script, bool(reached)):
                 self.args.total_timesteps = self.step
 

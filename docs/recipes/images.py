@@ -77,10 +77,8 @@ def use(script):
             n = spaces.flatdim(envs.single_observation_space)
             eyes = Eyes(script, envs.entries, args)
             more = n - sum(eyes.sizes)  # numbers that other recipes add
-            space = spaces.Box(-1, 1, (eyes.features + more,))
-            seen = SimpleNamespace(
-                single_observation_space=space, single_action_space=envs.single_action_space
-            )
+            seen = SimpleNamespace(single_action_space=envs.single_action_space)
+            seen.single_observation_space = spaces.Box(-1, 1, (eyes.features + more,))
             super().__init__(seen, args)  # the script's networks, which read features
             self.encoder.insert(0, eyes)
             if hasattr(self, "critic_encoder") and len(self.critic_encoder):

@@ -1,42 +1,19 @@
-"""Imitation: recording an expert's episodes, and behaviour cloning before a script trains.
+"""Imitation: behaviour cloning of an expert's episodes, before a script trains.
 
-    python docs/recipes/imitation.py record runs/EXPERT expert.npz 20
+    python docs/recipes/record.py runs/EXPERT expert.npz 20  # writes the file
     python docs/recipes/imitation.py ppo1_mpi --expert expert.npz --env-id CartPole-v1
     python docs/recipes/imitation.py rppo_lstm --expert expert.npz --env-id CartPole-v1
 
-EXPERT is a run of any script, with its recipes; 20 is the number of episodes. The file has obs
-(M, n), actions, rewards, episode_starts (M, ...), episode_returns. Cloning maximises the density of
-the expert's actions; for real numbers their standard deviation stays, so that it is least squares.
-A memory learns from whole episodes, other agents from single steps; 30 % of either are held back.
+Cloning maximises the density of the expert's actions. The standard deviation of real-valued actions
+does not change, so cloning them is least squares. An agent with a memory learns from whole
+episodes, another from single steps; 30 % of either are held back.
 """
 
-import sys
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 import use as driver
-
-
-def record(run_dir: str, file: str, episodes: int) -> None:
-    script, args, envs, agent, _ = driver.open_run(run_dir)
-    columns: dict[str, list] = {"obs": [], "actions": [], "rewards": [], "episode_starts": []}
-    returns = []
-    for episode in range(episodes):
-        obs, info = envs.reset(seed=args.seed + episode)
-        state = None
-        done = False
-        while not done:
-            columns["obs"].append(obs[0].copy())
-            columns["episode_starts"].append(state is None)
-            action, state = agent.predict(obs, info, state)
-            obs, reward, terminated, truncated, info = envs.step(action)
-            columns["actions"].append(action[0])
-            columns["rewards"].append(reward[0])
-            done = terminated[0] or truncated[0]
-        returns.append(info["statistics"]["r"][0])
-    np.savez_compressed(file, **columns, episode_returns=returns)
-    print(f"{file}: {len(returns)} episodes, return {np.mean(returns):.1f}")
 
 
 def sequences(agent, file: str):
@@ -112,11 +89,4 @@ def use(script):
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["record"] and len(sys.argv) == 5:
-        try:
-            record(sys.argv[2], sys.argv[3], int(sys.argv[4]))
-        except ValueError as error:
-            print("error:", error, file=sys.stderr)
-            sys.exit(2)
-    else:
-        driver.main("imitation", "ppo1_mpi")
+    driver.main("imitation", "ppo1_mpi")

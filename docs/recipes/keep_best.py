@@ -19,6 +19,10 @@ import numpy as np
 import use as driver
 
 
+def do_nothing():
+    pass
+
+
 def use(script):
     @dataclass
     class Args(script.Args):
@@ -45,8 +49,10 @@ def use(script):
             if self.eval_envs is None:
                 more = [None, script.EVAL_FRAMES] if hasattr(script, "EVAL_FRAMES") else []
                 self.eval_envs = script.make_envs(self.args, self.args.eval_episodes, *more)
-                # Not closed before the end: to close one ends pygame for all of a process
-                self.eval_envs.close = lambda: None
+                # None is ever closed: closing one may end pygame for a whole process.
+                self.eval_envs.close = do_nothing
+                for env in getattr(self.eval_envs.unwrapped, "envs", []):
+                    env.close = do_nothing
             args = self.args
             score = np.mean(
                 script.evaluate(self.agent, self.eval_envs, args.seed, args.deterministic)

@@ -13,7 +13,7 @@ pygame to the others; and sound is off.
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import gymnasium as gym
 import numpy as np
@@ -90,12 +90,7 @@ def use(script):
             raise script.ArgumentError(f"--task: {error}") from error
         kwargs = gym.registry[f"{name}Task-v0"].kwargs
         kwargs.update(options=options, pool=args.seed_pool)
-        shown = args.env_id
-        args.env_id = f"{name}Task-v0"
-        try:
-            return make_envs(args, *inputs)
-        finally:
-            args.env_id = shown
+        return make_envs(replace(args, env_id=f"{name}Task-v0"), *inputs)
 
     script.Args = Args
     script.FIXED = (*script.FIXED, "task")

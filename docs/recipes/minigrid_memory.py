@@ -14,7 +14,7 @@ gradient steps, each on two environments, at a high entropy coefficient. With --
 that of the recipe images, the second is not so.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import gymnasium as gym
 import numpy as np
@@ -67,13 +67,9 @@ def use(script):
         pixels: bool = False  # observations are 84 x 84 pixels
 
     def make_grids(args, *inputs):
-        shown = args.env_id
         if args.pixels:
-            args.env_id = shown.replace("-v0", "Pixels-v0")
-        try:
-            return make_envs(args, *inputs)
-        finally:
-            args.env_id = shown
+            args = replace(args, env_id=args.env_id.replace("-v0", "Pixels-v0"))
+        return make_envs(args, *inputs)
 
     preset = dict(
         total_timesteps=1_500_000, num_envs=16, num_minibatches=8, learning_rate=1e-3, ent_coef=0.03

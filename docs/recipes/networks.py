@@ -1,4 +1,4 @@
-"""Layers: how many, how wide, before and after the memory; their activation and initialisation.
+"""Layers: how many, and how wide, before and after the memory.
 
     python docs/recipes/networks.py --layers-before none --layers-after 64,64     # sb3-contrib's
     python docs/recipes/networks.py --layers-before none --layers-shared 64 --layers-after 64 \\
@@ -8,16 +8,15 @@
 Numbers are units of layers, with commas; "none" is no layer. Before the memory are the encoder's
 layers; after it those that actor and critic share, and those of each. In trpo and ppo1_mpi, whose
 critic has a network of its own, its layers are --critic-layers-before and --critic-layers-after.
-The recipe critics, which comes along, has flags for what a critic reads.
+Two recipes come along: activations, with --activation and --no-orthogonal, and critics, whose flags
+say what a critic reads.
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch.nn as nn
 import use as driver
 
-ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "gelu": nn.GELU, "silu": nn.SiLU}
 DEPTHS = {"rppo_gru_atari": 0, "trpo": 2, "ppo1_mpi": 2}  # layers of a script's encoder; else 1
 
 
@@ -46,10 +45,12 @@ def mlp(script, inputs: int, flag: str):
 
 
 def rebuilt(script, old, flag: str):
-    """The same, but in the place of a network's layers; its other parts, such as a CNN, stay."""
-    first = [layer for layer in old if isinstance(layer, nn.Linear)][:1]
-    layers, size = mlp(script, first[0].in_features if first else 512, flag)
-    return [layer for layer in old if not isinstance(layer, (nn.Linear, nn.Tanh))] + layers, size
+    """The same, for a network in which they replace its layers; Atari's CNN has 512 features."""
+    parts = old if isinstance(old, nn.Sequential) else [old]
+    kept = [layer for layer in parts if not isinstance(layer, (nn.Linear, nn.Tanh))]
+    inputs = next((layer.in_features for layer in parts if isinstance(layer, nn.Linear)), 512)
+    layers, size = mlp(script, inputs, flag)
+    return nn.Sequential(*kept, *layers), size
 
 
 def use(script):
@@ -60,57 +61,42 @@ def use(script):
         layers_after: str = "none"  # of each head's layers
         critic_layers_before: str | None = None  # of the critic's encoder; None: as the actor's
         critic_layers_after: str | None = None  # of the critic's head; None: as the actor's
-        activation: Literal["tanh", "relu", "elu", "gelu", "silu"] = "tanh"  # of all layers
-        orthogonal: bool = True  # weights begin orthogonal; else as torch draws them
 
     class Network(script.Agent):
         def __init__(self, envs, args):
             super().__init__(envs, args)
-            if script.__name__ == "rppo_gru_atari":
-                self.encoder = nn.Sequential(self.encoder)
             units = [str(getattr(args, "encoder_size", 0))] * DEPTHS.get(script.__name__, 1)
             before = args.layers_before or ",".join(units) or "none"
             critic_before = args.critic_layers_before or before
-            critic_after = args.critic_layers_after or args.layers_after
-            self.build(before, critic_before, critic_after)
-            for module in list(self.modules()):
-                for name, layer in list(module.named_children()):
-                    if isinstance(layer, nn.Tanh):
-                        setattr(module, name, ACTIVATIONS[args.activation]())
-                if isinstance(module, (nn.Linear, nn.Conv2d)) and not args.orthogonal:
-                    module.reset_parameters()
-
-        def build(self, before, critic_before, critic_after):
-            encoder, features = rebuilt(script, self.encoder, before)
-            self.encoder = nn.Sequential(*encoder)
+            self.encoder, features = rebuilt(script, self.encoder, before)
             critic_features = features
             if hasattr(self, "critic_encoder"):
                 encoder, critic_features = rebuilt(script, self.critic_encoder, critic_before)
-                self.critic_encoder = nn.Sequential(*encoder)
+                self.critic_encoder = encoder
             memories = driver.memories(self)
             for name in memories:
                 size = critic_features if name.startswith("critic") else features
                 memory = getattr(script, driver.memory_name(script))
-                setattr(self, name, memory(size, self.args.hidden_size))
-            h = self.args.hidden_size if memories else features
-            shared, size = mlp(script, h, self.args.layers_shared)
-            after, last = mlp(script, size, self.args.layers_after)
+                setattr(self, name, memory(size, args.hidden_size))
+            h = args.hidden_size if memories else features
+            shared, size = mlp(script, h, args.layers_shared)
+            after, last = mlp(script, size, args.layers_after)
             actor = script.linear(last, self.actor.out_features, std=0.01)
             self.actor = Head(h, [*shared, *after], actor)
-            if hasattr(self.args, "memory"):  # trpo, ppo1_mpi
+            if hasattr(args, "memory"):  # trpo, ppo1_mpi
                 script.check(not shared, "--layers-shared: actor and critic share nothing here")
                 size = critic_features if not memories else h
             if isinstance(self.critic, nn.Sequential):  # trpo's, which reads observations
                 shared, size = rebuilt(script, self.critic, critic_before)
-            after, last = mlp(script, size, critic_after)
+            after, last = mlp(script, size, args.critic_layers_after or args.layers_after)
             self.critic = Head(size, [*shared, *after], script.linear(last, 1, std=1.0))
 
-    names = "layers_before", "layers_shared", "layers_after", "critic_layers_before"
     script.Args = Args
-    script.FIXED = (*script.FIXED, *names, "critic_layers_after", "activation")
+    script.FIXED = (*script.FIXED, *Args.__annotations__)  # all five
     script.Agent = Network
     if "feedforward" not in script.recipes:
         driver.add(script, "critics")
+    driver.add(script, "activations")
 
 
 if __name__ == "__main__":

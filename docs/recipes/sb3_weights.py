@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 import use as driver
-from networks import ACTIVATIONS
+from activations import ACTIVATIONS
 
 
 def flags_of(policy) -> dict:

@@ -16,14 +16,6 @@ from dataclasses import dataclass
 import use as driver
 
 
-def middle_drop(p):
-    return 1 - p if p <= 0.25 else 0.075
-
-
-def double_linear_con(p):
-    return max(1 - 2 * p, 0.125)
-
-
 def double_middle_drop(p):  # it rises at the end: so it is in stable-baselines
     if p <= 0.25:
         return 1 - p
@@ -33,24 +25,22 @@ def double_middle_drop(p):  # it rises at the end: so it is in stable-baselines
 FACTORS = {
     "constant": lambda p: 1.0,
     "linear": lambda p: 1 - p,
-    "polynomial": lambda p: 1 - p,  # to the power of --schedule-power
-    "middle_drop": middle_drop,
-    "double_linear_con": double_linear_con,
+    "middle_drop": lambda p: 1 - p if p <= 0.25 else 0.075,
+    "double_linear_con": lambda p: max(1 - 2 * p, 0.125),
     "double_middle_drop": double_middle_drop,
 }
-NAMES = "learning_rate", "clip_coef", "ent_coef"
 
 
-def factor(script, name: str):
-    """The function of a name, or of module:function."""
-    module, colon, function = name.partition(":")
-    if not colon:
-        script.check(name in FACTORS, f"schedule {name!r}: one of {', '.join(FACTORS)}, or m:f")
-        return FACTORS[name]
+def factor(script, name: str, power: float):
+    """The function of a name in FACTORS, of a polynomial, or of module:function."""
+    if name == "polynomial":
+        return lambda p: (1 - p) ** power
+    module, _, function = name.partition(":")
     try:
-        return getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise script.ArgumentError(f"schedule {name!r}: {error}") from error
+        return FACTORS.get(name) or getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        known = f"say one of {', '.join(FACTORS)}, polynomial, or module:function"
+        raise script.ArgumentError(f"schedule {name!r}: {error}; {known}") from error
 
 
 def use(script):
@@ -67,22 +57,22 @@ def use(script):
 
     class Scheduled(script.Run):
         def __init__(self, args, *inputs):
-            linear = "linear" if getattr(args, "anneal_lr", False) else "constant"
-            usual = {"learning_rate": linear}  # what the script does itself
+            usual = {}  # what the script does itself
             if hasattr(args, "schedule"):
-                usual = dict.fromkeys(["learning_rate", "clip_coef"], args.schedule)
+                usual = {"learning_rate": args.schedule, "clip_coef": args.schedule}
                 args.schedule = "constant"
-            if hasattr(args, "anneal_lr"):
+            elif getattr(args, "anneal_lr", False):
+                usual = {"learning_rate": "linear"}
                 args.anneal_lr = False
             self.initial, self.factors = {}, {}
-            for name in NAMES:
+            for name in "learning_rate", "clip_coef", "ent_coef":
                 flag = f"{name}_schedule"
                 kind = getattr(args, flag) or usual.get(name, "constant")
                 if kind != "constant":
                     script.check(hasattr(args, name), f"--{flag}: {script.__name__} has no {name}")
                     setattr(args, flag, kind)
                     self.initial[name] = getattr(args, name)
-                    self.factors[name] = factor(script, kind)
+                    self.factors[name] = factor(script, kind, args.schedule_power)
             super().__init__(args, *inputs)
             self.schedule()
 
@@ -90,11 +80,8 @@ def use(script):
             """Sets the values of the next iteration."""
             p = min(self.step / (self.args.schedule_steps or self.args.total_timesteps), 1)
             for name, initial in self.initial.items():
-                x = self.factors[name](p)
-                if getattr(self.args, f"{name}_schedule") == "polynomial":
-                    x **= self.args.schedule_power
                 final = getattr(self.args, f"{name}_final")
-                setattr(self.args, name, final + (initial - final) * x)
+                setattr(self.args, name, final + (initial - final) * self.factors[name](p))
             self.optimizer.param_groups[0]["lr"] = self.args.learning_rate  # trpo sets it once
 
         def log(self, *inputs):

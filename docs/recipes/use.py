@@ -15,6 +15,8 @@ name and agent.pt say which recipes made it: rppo_lstm+images+schedules.
 import importlib
 import importlib.util
 import sys
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import gymnasium as gym
@@ -28,8 +30,8 @@ SCRIPTS = "rppo_lstm", "rppo_continuous", "rppo_gru_atari", "trpo", "ppo1_mpi"
 RECIPES = (
     "poc_memory", "minigrid_memory", "memory_gym_tasks", "ppo1_mujoco", "ppo1_atari",
     "image_frames", "images", "previous_action", "frame_stack", "long_memory", "feedforward",
-    "networks", "critics", "stacked_lstm", "sde", "warm_start", "imitation", "adam", "eval_limit",
-    "schedules", "keep_best", "callbacks",
+    "networks", "critics", "activations", "stacked_lstm", "sde", "squash", "warm_start",
+    "imitation", "adam", "eval_limit", "schedules", "keep_best", "callbacks",
 )  # fmt: skip
 
 
@@ -122,18 +124,24 @@ def open_run(run_dir):
     script = fresh(*made_by(run_dir))
     args = script.Args(**script.load(run_dir)["args"])
     envs = script.make_envs(args, 1)
-    agent = script.Agent(envs, args).eval()
+    agent = script.Agent(envs, replace(args, play=str(run_dir))).eval()  # as --play does
     return script, args, envs, agent, script.load(run_dir, agent)
 
 
 def flag(name: str) -> str | None:
     """What the command line says after --name, or after --name=."""
-    for word, following in zip(sys.argv, [*sys.argv[1:], None]):
-        if word == f"--{name}":
-            return following
-        if word.startswith(f"--{name}="):
-            return word.partition("=")[2]
-    return None
+    words = [part for word in sys.argv for part in word.split("=", 1)]
+    return dict(zip(words, words[1:])).get(f"--{name}")
+
+
+@contextmanager
+def one_line_errors():
+    """What a program refuses becomes one line, and exit code 2."""
+    try:
+        yield
+    except (ValueError, OSError, ModuleNotFoundError) as error:
+        print("error:", *str(error).split(), file=sys.stderr)
+        sys.exit(2)
 
 
 def main(recipe: str = "", default: str = "rppo_lstm") -> None:
@@ -144,15 +152,12 @@ def main(recipe: str = "", default: str = "rppo_lstm") -> None:
         name = sys.argv.pop(1)
         if not recipe and sys.argv[1:] and not sys.argv[1].startswith("-"):
             names = sys.argv.pop(1).split(",")
-    try:
+    with one_line_errors():
         if old_run := flag("resume") or flag("play"):
             name, *more = made_by(old_run)
             names += more
         if name not in SCRIPTS:
             raise ValueError(f"first say one of {', '.join(SCRIPTS)}, then recipes, then flags")
-    except ValueError as error:
-        print("error:", error, file=sys.stderr)
-        sys.exit(2)
     script = importlib.import_module(name)
     parse_args = script.parse_args
 

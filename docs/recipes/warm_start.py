@@ -5,7 +5,8 @@
 
 RUN may have other recipes, and may come from another script: weights count by name and shape. They
 must all be there, unless you say --overlap: then weights of other shapes are copied as far as they
-overlap, and what RUN does not have begins anew. Running statistics come along.
+overlap, and what RUN does not have begins anew. Running statistics come along. --init-noise adds
+noise to the weights, as evolution does.
 """
 
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ def use(script):
     class Args(script.Args):
         init_from: str | None = None  # directory of a run whose weights are the first
         overlap: bool = False  # weights of other shapes are copied as far as they overlap
+        init_noise: float = 0.0  # standard deviation of noise that is added to all these weights
 
     class WarmAgent(script.Agent):
         def __init__(self, envs, args):
@@ -46,6 +48,9 @@ def use(script):
             except Exception as error:  # a damaged file can raise anything
                 text = f"--init-from: {file} cannot be used: {error!r:.200}; try --overlap"
                 raise script.ArgumentError(text) from error
+            if args.init_noise > 0:
+                for weight in self.parameters():
+                    weight.data.add_(args.init_noise * torch.randn_like(weight))
 
     script.Args = Args
     script.Agent = WarmAgent

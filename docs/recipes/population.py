@@ -1,0 +1,64 @@
+"""Several runs at once, which differ in their seeds: how much of a return is luck?
+
+    python docs/recipes/population.py 5 rppo_lstm --env-id CartPole-v1 --mask-velocity
+    python docs/recipes/population.py 5 trpo networks --layers-before 32 --env-id Pendulum-v1
+
+The first word is the number of runs; what follows is a script, recipes and flags, as for use.py.
+Seeds are 1, 2, 3 and so on, and as many runs train at a time as there are cores. A run that fails,
+or is killed, is repeated once. Runs are in RUNS_DIR/population. The recipe evolve trains its
+generations with this one.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import use as driver
+
+
+def train(folder: Path, words: list[str]) -> None:
+    """One run, in this folder; words are use.py's. ValueError for what it refuses."""
+    command = [sys.executable, str(driver.HERE / "use.py"), *words]
+    command += ["--runs-dir", str(folder.parent), "--run-name", folder.name]
+    for _ in range(2):
+        shutil.rmtree(folder, ignore_errors=True)
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode == 2:  # a flag that cannot be used: in all runs alike
+            raise ValueError(done.stderr.strip().splitlines()[-1].removeprefix("error: "))
+        if done.returncode == 0:
+            return
+
+
+def score(folder: Path) -> float:
+    """The mean return of a run's evaluation; -inf where there is none."""
+    file = folder / "result.json"
+    return float(np.mean(json.loads(file.read_text())["evaluation"])) if file.exists() else -np.inf
+
+
+def train_all(runs: dict[Path, list[str]], processes: int | None = None) -> list[float]:
+    """Trains the runs of these folders with these words -> their scores."""
+    with ThreadPoolExecutor(processes or os.cpu_count()) as pool:
+        list(pool.map(train, runs.keys(), runs.values()))
+    return [score(folder) for folder in runs]
+
+
+def main(number: str = "", *words: str) -> None:
+    if not number.isdigit() or not words:
+        raise ValueError("say population.py NUMBER SCRIPT [RECIPES] [FLAGS]")
+    folder = Path(driver.flag("runs-dir") or "runs", "population").resolve()
+    if folder.exists():
+        raise ValueError(f"{folder} exists: another --runs-dir, please")
+    seeds = range(1, int(number) + 1)
+    runs = {folder / str(seed): [*words, "--seed", str(seed)] for seed in seeds}
+    for run, mean in zip(runs, train_all(runs)):
+        print(f"{run}: return {mean:.5g}")
+
+
+if __name__ == "__main__":
+    with driver.one_line_errors():
+        main(*sys.argv[1:])

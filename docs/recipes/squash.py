@@ -1,0 +1,62 @@
+"""Squashed actions: tanh of what the policy samples, stretched to the bounds.
+
+    python docs/recipes/squash.py --squash-output --env-id Pendulum-v1
+    python docs/recipes/squash.py trpo --squash-output --env-id LunarLanderContinuous-v3
+
+Otherwise actions beyond the bounds are clipped. The density of a squashed action is corrected for
+tanh; a policy's entropy has no formula then, and is estimated from a sample. The recipe sde brings
+this one along.
+"""
+
+from dataclasses import dataclass
+
+import use as driver
+from torch.distributions import Independent
+
+
+class Squashed(Independent):
+    """Densities of tanh(u), as a function of u."""
+
+    def log_prob(self, u):
+        return super().log_prob(u) - (1 - u.tanh() ** 2 + 1e-6).log().sum(-1)
+
+    def entropy(self):
+        return -self.log_prob(self.rsample())
+
+
+def use(script):
+    fits = script.__name__ in ("rppo_continuous", "trpo")
+    script.check(fits, "squash: of rppo_continuous and trpo, for actions that are real numbers")
+    clipped = script.to_env
+
+    def stretched(actions, space):
+        """actions (N, K), any real numbers -> (N, *shape) between the bounds."""
+        share = (actions.tanh().cpu().numpy().reshape(-1, *space.shape) + 1) / 2  # from 0 to 1
+        return (space.low + share * (space.high - space.low)).astype(space.dtype)
+
+    @dataclass
+    class Args(script.Args):
+        squash_output: bool = False  # actions are tanh of what is sampled, stretched to the bounds
+
+    class SquashedAgent(script.Agent):
+        def __init__(self, envs, args):
+            super().__init__(envs, args)
+            script.to_env = clipped
+            if args.squash_output:
+                bounded = getattr(self.action_space, "is_bounded", bool)()
+                script.check(bounded, "--squash-output: actions have no bounds")
+                script.to_env = stretched
+
+        def policy(self, *inputs):
+            plain = super().policy(*inputs)
+            if not self.args.squash_output:
+                return plain
+            return Squashed(plain.base_dist, 1, validate_args=False)
+
+    script.Args = Args
+    script.FIXED = (*script.FIXED, "squash_output")
+    script.Agent = SquashedAgent
+
+
+if __name__ == "__main__":
+    driver.main("squash", "rppo_continuous")
