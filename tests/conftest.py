@@ -24,6 +24,10 @@ sys.path.insert(0, str(ROOT))
 MODULES = {name: importlib.import_module(name) for name in SCRIPTS}
 
 
+def pytest_addoption(parser):
+    parser.addoption("--dry", action="store_true", help="tests of a GPU (-m cuda) run on the CPU")
+
+
 def having(*names: str) -> list[str]:
     """The scripts that define all of the names: what a contract about them runs over."""
     return [script for script in SCRIPTS if all(hasattr(MODULES[script], name) for name in names)]
