@@ -210,6 +210,7 @@ def test_keep_best_does_not_end_pygames_display(tmp_path, monkeypatch):
     goes on after each evaluation, also when an earlier run's environments are collected."""
     pygame = pytest.importorskip("pygame")
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    monkeypatch.setenv("SDL_AUDIODRIVER", "dummy")
     closed = []
 
     class Painted(gym.Env):
