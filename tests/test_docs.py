@@ -53,6 +53,7 @@ ELSEWHERE = {  # what a command has, and why it does not run here
     "docs/exercises/": "tests/test_exercises.py runs each exercise",
     "tests/mutants/": "minutes of it; it runs the tests",
     "benchmarks/reward_scale.py": "minutes of it; it trains",
+    "benchmarks/memory_look.py": "minutes of it; it trains",
     "docs/tools/drawings.py": "tests/test_drawings.py draws",
     "HOST:": "needs two machines",
     "-hosts a,b": "needs two machines",
@@ -234,6 +235,37 @@ def test_python_on_the_pages_runs(pages, folder, monkeypatch, acting):
     assert one["done"] and one["episodic_return"] > 7
     assert many["action"].shape == many["reward"].shape == (4,)
     assert without["action"].shape == (1,) and without["state"].shape == (2, 1, 8)
+
+
+def test_the_wrapper_on_the_questions_page_moves_the_mask():
+    """An environment for sb3-contrib: its method's mask restricts the actions."""
+    page = (ROOT / "docs/questions.md").read_text()
+    [program] = re.findall(r'(?ms)^```python title="masked.py"\n(.*?)^```', page)
+    names: dict = {}
+    exec(program, names)
+    gym = names["gym"]
+
+    class Switch(gym.Env):
+        observation_space, action_space = gym.spaces.Box(-1, 1, (1,)), gym.spaces.Discrete(2)
+
+        def action_masks(self):
+            return [self.t % 2, 1 - self.t % 2]
+
+        def reset(self, *, seed=None, options=None):
+            self.t = 0
+            return self.observation_space.sample(), {}
+
+        def step(self, action):
+            assert self.action_masks()[action], "an illegal action"
+            self.t += 1
+            return self.observation_space.sample(), 1.0, False, self.t == 9, {}
+
+    gym.register("Switch-v0", lambda: names["Masked"](Switch()))
+    script = MODULES["rppo_lstm"]
+    args = script.Args(env_id="Switch-v0", hidden_size=8, encoder_size=8)
+    agent = script.Agent(script.make_envs(args, 1), args)
+    returns = script.evaluate(agent, script.make_envs(args, 3), 1, deterministic=False)
+    assert returns == [9.0, 9.0, 9.0]
 
 
 CLUE = """
