@@ -3,6 +3,7 @@
     python docs/recipes/memory_gym_tasks.py --env-id MortarMayhem-Grid-v0
     python docs/recipes/memory_gym_tasks.py --env-id MortarMayhem-Grid-v0 --ablate-memory
     python docs/recipes/memory_gym_tasks.py --task '{"command_count": [4], "explosion_delay": [2]}'
+    python docs/recipes/use.py --play runs/RUN --render video
 
 Pleines et al. 2023. pip install --no-deps memory-gym==1.0.2: what it pins is old, and nothing of it
 has to change. --task has what the environments take as reset(options=...). The recipe images comes

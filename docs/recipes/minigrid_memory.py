@@ -4,6 +4,7 @@
     python docs/recipes/minigrid_memory.py --env-id MemoryS13-v0  # also S7 and S11
     python docs/recipes/minigrid_memory.py --pixels               # 84 x 84, as in the original
     python docs/recipes/minigrid_memory.py --ablate-memory        # the control
+    python docs/recipes/use.py --play runs/RUN                    # to watch the agent
 
 As Pleines et al. have it (recurrent-ppo-truncated-bptt): the agent sees 3 x 3 cells, and turns to
 the left, to the right, or walks. The way is an exclusive or of what it saw and what it sees, so

@@ -2,6 +2,7 @@
 
     python docs/recipes/poc_memory.py                  # 61,000 steps
     python docs/recipes/poc_memory.py --ablate-memory  # the control, which cannot do it
+    python docs/recipes/use.py --play runs/RUN --render none
 
 The memory task of Pleines et al. (recurrent-ppo-truncated-bptt). The goals, +1 and -1 in random
 order, are visible in the first three observations only: two steps in which nothing moves, and the

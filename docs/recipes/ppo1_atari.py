@@ -2,6 +2,7 @@
 
     mpiexec -n 8 python docs/recipes/ppo1_atari.py --env-id ALE/Pong-v5  # pip install ".[atari]"
     python docs/recipes/ppo1_atari.py trpo --env-id ALE/Pong-v5
+    python docs/recipes/use.py --play runs/RUN --render video
 
 Games are those of rppo_gru_atari: ale_py's vector environments do what baselines' wrappers do, with
 no-ops at the start, every fourth frame, 84 x 84 pixels in grey. Rewards count by their sign; logs
