@@ -281,8 +281,8 @@ def test_bfloat16_replays_as_it_acts(device):
 
 @pytest.mark.parametrize("products", ["ieee", "tf32"])
 def test_trpos_fisher_vector_product(products, device, set_products):
-    """A difference of two gradients loses digits. With TF32's weights of 10 bits little is left of
-    it, so cuDNN's recurrence needs IEEE's float32 where --memory lstm trains on a GPU."""
+    """A difference of two gradients loses digits, and with TF32 more of them: in an emulation 3% of
+    this product, against 0.004% in float32."""
     trpo = MODULES["trpo"]
     set_products(products)
     found = []
@@ -305,9 +305,7 @@ def test_trpos_fisher_vector_product(products, device, set_products):
         found.append(product.double().cpu())
     cosine = torch.cosine_similarity(found[0], found[1], dim=0).item()
     print(f"\ntrpo, {products}: the product's cosine to float64's is {cosine:.5f}")
-    if products == "tf32" and cosine < 0.99:
-        pytest.xfail(f"TF32: cosine {cosine:.3f}")
-    assert cosine >= 0.99
+    assert cosine >= (0.95 if products == "tf32" else 0.9999)
 
 
 # --- Training ------------------------------------------------------------------------------------
@@ -483,7 +481,7 @@ def synchronisations(work, device: str) -> list[str]:
 
 @pytest.mark.parametrize("script", [script for script in SCRIPTS if script != "trpo"])
 def test_where_a_minibatch_waits_for_the_gpu(script, train, device, monkeypatch):
-    """Printed by line, of one minibatch: the list is what could be saved. At most 40."""
+    """Printed by line, of one minibatch. test_simulated_gpu.py counts 16 or 17."""
     needs(script)
     module = MODULES[script]
     counts: list[int] = []
@@ -503,4 +501,4 @@ def test_where_a_minibatch_waits_for_the_gpu(script, train, device, monkeypatch)
     repeated = {line: count / 4 for line, count in lines.items() if count}
     print(f"\n{script}: {difference:.1f} waits in a minibatch, {repeated}")
     assert len(counts) == 8 and first == 2
-    assert difference <= 40
+    assert difference <= 25
