@@ -25,7 +25,7 @@ if [ "${1:-}" = --wheels ]; then
 fi
 
 if [ "${1:-}" = --dry ]; then
-    python3 -m pytest -m cuda --dry
+    python3 -m pytest tests/test_cuda.py -m cuda --dry
     exec python3 benchmarks/gpu.py --dry
 fi
 
@@ -40,6 +40,7 @@ if compgen -G ".whl/*.whl" >/dev/null; then
 fi
 export PYTHONUNBUFFERED=1
 status=0
-timeout 180 python3 -m pytest -m cuda -n0 -s -p no:cacheprovider 2>&1 | tee "$out/tests.log" || status=1
+timeout 180 python3 -m pytest tests/test_cuda.py -m cuda -n0 -s -p no:cacheprovider 2>&1 |
+    tee "$out/tests.log" || status=1
 python3 benchmarks/gpu.py --minutes 6.5 --results "$out" 2>&1 | tee "$out/speed.log" || status=1
 exit "$status"

@@ -297,6 +297,8 @@ def machine() -> str:
 
 def commit(root: Path = ROOT) -> str:
     """The short name of a checkout's commit, -dirty if a script differs; empty without git."""
+    if shutil.which("git") is None:
+        return ""
     git = ["git", "-C", str(root)]
     name = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
     differs = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "*.py"], capture_output=True)
