@@ -6,8 +6,9 @@
 A mistake is a change of the script's text, or that of an exercise, or flags. Each is compared with
 the script as it is, with the same other flags, on two tasks: CartPole without velocities, where an
 episode may end by its time limit, and POPGym's RepeatPreviousEasy, whose rewards ask for what was
-seen four steps before. The final agent plays 100 deterministic episodes. docs/details.md shows the
-results. A run that has a row is not trained again: delete the row for that.
+seen four steps before. The runs are short, so that agents still differ at the end. The final agent
+plays 100 deterministic episodes. docs/details.md shows the results. A run that has a row is not
+trained again: delete the row for that.
 """
 
 import argparse
@@ -25,8 +26,8 @@ sys.path.insert(0, str(ROOT / "docs/exercises"))
 import train as exercises  # noqa: E402
 
 TASKS = {
-    "cartpole-masked": "--env-id CartPole-v1 --mask-velocity",
-    "repeat-previous": "--env-id popgym:popgym-RepeatPreviousEasy-v0 --total-timesteps 150000",
+    "cartpole-masked": "--env-id CartPole-v1 --mask-velocity --total-timesteps 50000",
+    "repeat-previous": "--env-id popgym:popgym-RepeatPreviousEasy-v0 --total-timesteps 100000",
 }
 FIELDS = "task detail seed eval_mean episodes return_100 commit".split()
 
