@@ -5,7 +5,8 @@
     python benchmarks/gpu.py --dry          # all of it, tiny, on the CPU; writes nothing here
 
 atari   rppo_gru_atari.py at Breakout with 8, 64 and 256 environments: on the GPU in float32 (whose
-        products have TF32's 10 bits in cuDNN, as torch has it) and with --amp, and on all cores
+        products have TF32's 10 bits in cuDNN, as torch has it) and with --amp, and on all cores. Once
+        each minibatch's indices are sent to the GPU in one copy, not one for each array
 parts   where an iteration with 64 environments goes, in milliseconds: the games, transfers to the
         GPU, acting, and the CNN, the GRU and Adam in all minibatches. Each part is timed alone,
         waiting for the GPU; "the rest" is what an iteration takes beyond their sum, and is negative
@@ -137,6 +138,23 @@ def train_for(module: ModuleType, flags: str, seconds: float) -> tuple[int, list
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
     return timed[0][0], [steps / took for steps, took in timed[1:]]
+
+
+@contextlib.contextmanager
+def indices_sent_once(module: ModuleType, device: str):
+    """Minibatches of a script come as indices on the device. From the CPU's each array that they
+    index makes a copy of its own, and each copy waits for the GPU."""
+    minibatches = module.minibatches
+
+    def moved(*inputs):
+        for batch in minibatches(*inputs):
+            yield batch.to(device)
+
+    module.minibatches = moved
+    try:
+        yield
+    finally:
+        module.minibatches = minibatches
 
 
 def milliseconds(work: Callable[[], object], device: str) -> list[float]:
@@ -300,7 +318,16 @@ def atari_jobs(report: Report, sizes: Sizes) -> list[Job]:
             if system == "CPU":  # two iterations of 128 steps at 2,000 steps a second
                 seconds = max(12.0, 2 * 128 * num_envs / 2000)
             jobs.append(Job("atari", f"{work}, {system}", seconds, run))
-    return jobs
+    work = f"{sizes.games[0]} games"
+    system = "--cuda --amp, indices sent once"
+    flags = f"{ATARI} --num-envs {sizes.games[0]} {sizes.flags('--cuda --amp')}"
+    train = training(report, sizes, "gpu-atari", work, system, rppo_gru_atari, flags)
+
+    def run_sent_once() -> None:
+        with indices_sent_once(rppo_gru_atari, sizes.device):
+            train()
+
+    return [*jobs, Job("atari", f"{work}, {system}", 12, run_sent_once)]
 
 
 def parts_jobs(report: Report, sizes: Sizes) -> list[Job]:
