@@ -1,0 +1,132 @@
+"""What does a memory hold? Hidden velocities, or earlier observations, read from it by regression.
+
+    python docs/recipes/look_inside.py runs/RUN
+
+RUN is a run of any script with a memory, and with recipes; its observations are vectors. The agent
+plays 40 episodes. A linear map is fitted from h, the output of its memory, to the velocities that
+--mask-velocity hides or, in other tasks, to the observations of the steps before. Half of the
+episodes are fitted, the others held out. An R^2 of 1 there: h has all of it. An R^2 of 0: the mean
+is as good a guess. RUN/memory.png shows a held-out episode. Where a critic has a memory of its own,
+h is the actor's. Actions are the most probable ones: the velocity depends on the last action, which
+the agent can foresee only if nothing is drawn at random.
+"""
+
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import torch
+import use as driver
+
+EPISODES, LONGEST, BACK = 40, 1000, 12  # the last two: steps
+SEED = 10**6  # above those of training
+NAMES = {
+    "CartPole": ["cart's velocity", "pole's angular velocity"], "MountainCar": ["velocity"],
+    "Pendulum": ["angular velocity"],
+    "LunarLander": ["horizontal velocity", "vertical velocity", "angular velocity"],
+}  # fmt: skip
+
+
+def play(script, args, agent, episodes: int = EPISODES):
+    """The first episode of each of N environments -> obs (T, N, n), actions (T, N, ...), and steps
+    (T, N), which belong to these episodes."""
+    torch.set_num_threads(args.torch_threads or torch.get_num_threads())
+    envs = script.make_envs(args, episodes)
+    script.seed_everything(args.seed)
+    obs, info = envs.reset(seed=SEED + args.seed)
+    state, seen = None, []
+    final = ended = np.zeros(episodes, bool)
+    while not ended.all() and len(seen) < LONGEST:
+        action, state = agent.predict(obs, info, state, final)
+        seen.append((obs, action, ~ended))
+        ended = ended | final
+        obs, _, terminated, truncated, info = envs.step(action)
+        final = terminated | truncated
+    return (np.stack(x) for x in zip(*seen))
+
+
+def velocities(script, args, actions) -> dict:
+    """The same episodes in environments that hide nothing: name -> what is hidden (T, N, 1)."""
+    envs = gym.make_vec(args.env_id, actions.shape[1])
+    obs = [envs.reset(seed=SEED + args.seed)[0]]
+    obs += [envs.step(action)[0] for action in actions[:-1]]
+    task = args.env_id.split("-")[0].removesuffix("Continuous")
+    return {
+        name: np.stack(obs)[..., number : number + 1]
+        for name, number in zip(NAMES[task], script.VELOCITIES[task])
+    }
+
+
+def remember(agent, obs):
+    """Observations from the start of episodes (T, N, n) -> h (T, N, H)."""
+    memory = getattr(agent, driver.memories(agent)[0])
+    step, state, seen = memory.step, None, []
+
+    def watched(*inputs):
+        seen.append(step(*inputs))
+        return seen[-1]
+
+    memory.step = watched  # for ablated agents, whose state is zero after a step
+    for row in obs:
+        _, state = agent.predict(row, None, state)
+    del memory.step
+    return torch.stack(seen)[:, 0, :, -agent.args.hidden_size :].double().numpy()
+
+
+def decode(h, y, steps, back: int = 0, ridge: float = 0.01):
+    """Ridge regression from h (T, N, H) to y (T, N, K) of `back` steps before, in the steps (T, N)
+    of half of the environments -> what is read from h (T - back, N, K), and R^2, the share of the
+    variance that it explains in the other half. A ridge of 0.01 fits as if each unit of h had noise
+    of a tenth of the units' standard deviation: a trace too weak to be used does not count."""
+    h, y, steps = h[back:], y[: len(y) - back], steps[back:]
+    held_out = steps & (np.arange(steps.shape[1]) >= steps.shape[1] // 2)
+    x, target = h[steps & ~held_out], y[steps & ~held_out]
+    centred = x - x.mean(0)
+    gram = centred.T @ centred
+    gram += ridge * np.trace(gram) / len(gram) * np.eye(len(gram))
+    weights = np.linalg.lstsq(gram, centred.T @ (target - target.mean(0)))[0]
+    guess = (h - x.mean(0)) @ weights + target.mean(0)
+    error = (y - guess)[held_out]
+    return guess, 1 - (error**2).sum() / ((y[held_out] - y[held_out].mean(0)) ** 2).sum()
+
+
+def look(run_dir):
+    """Prints what the memory of a run's agent holds. Returns a picture, if velocities are hidden."""
+    script, args, envs, agent, _ = driver.open_run(run_dir)
+    script.check(driver.memories(agent), f"{run_dir}: the agent has no memory")
+    vector = len(envs.single_observation_space.shape) == 1
+    script.check(vector, f"{run_dir}: look_inside does not read pictures")
+    obs, actions, steps = play(script, args, agent)
+    h = remember(agent, obs)
+    if not getattr(args, "mask_velocity", False):
+        r2s = [decode(h, obs, steps, k)[1] for k in range(BACK) if steps[k:].sum() > h.shape[-1]]
+        for k, r2 in enumerate(r2s):
+            print(f"{k} steps back: R^2 {r2:.3f}")
+        known = np.argmin([*(r2 >= 0.5 for r2 in r2s), False])  # the first that is not
+        print(f"R^2 is 0.5 or more for the last {known} observations, the present one included")
+        return None
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 5), layout="constrained")
+    hidden = velocities(script, args, actions)
+    axes = figure.subplots(len(hidden), sharex=True, squeeze=False)[:, 0]
+    shown = slice(0, min(steps[:, -1].sum(), 200)), -1  # a held-out episode
+    for axis, (name, y) in zip(axes, hidden.items()):
+        guess, r2 = decode(h, y, steps)
+        print(f"{name}: R^2 {r2:.3f}")
+        axis.plot(y[shown], label="true, hidden from the agent")
+        axis.plot(guess[shown], "--", label="read from its memory")
+        axis.set_title(f"{name}: R² {r2:.3f}")
+    axes[0].legend()
+    return figure
+
+
+if __name__ == "__main__":
+    try:
+        picture = look(" ".join(sys.argv[1:]))
+        if picture:
+            picture.savefig(Path(" ".join(sys.argv[1:]), "memory.png"))
+    except (ValueError, OSError, ModuleNotFoundError) as error:
+        print("error:", error, file=sys.stderr)
+        sys.exit(2)
