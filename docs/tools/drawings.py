@@ -461,7 +461,152 @@ def reward_scale() -> Drawing:
     return d
 
 
-DRAWINGS = time_steps, replay, minibatches, ranks, trust_region, reward_scale
+def looked_at() -> list[dict[str, str]]:
+    """What benchmarks/memory_look.py read from memories."""
+    with open(RESULTS / "memory-look.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def chart(d: Drawing, box, xs, ys, x_words: str, y_words: str):
+    """Draws axes with these (place, words) on them within the box left, right, top, bottom, whose
+    lower left corner is the first of both. Returns a function from numbers to units."""
+    left, right, top, bottom = box
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        across = (x - xs[0][0]) / (xs[-1][0] - xs[0][0])
+        up = (y - ys[0][0]) / (ys[-1][0] - ys[0][0])
+        return left + (right - left) * across, bottom - (bottom - top) * up
+
+    for y, words in ys:
+        height = place(xs[0][0], y)[1]
+        d.path(f"M{left} {height:.1f}H{right}", width=0.5)
+        d.text(left - 6, round(height + 4, 1), words, "soft", 10, anchor="end")
+    for x, words in xs:
+        d.text(round(place(x, 0)[0], 1), bottom + 16, words, "soft", 10)
+    d.text((left + right) / 2, bottom + 32, x_words, "soft", 11)
+    d.text(4, top - 14, y_words, "soft", 11.5, anchor="start")
+    return place
+
+
+def curve(d: Drawing, place, points, kind: str, width: float = 1.8, dash=False):
+    """A line through (x, y) numbers."""
+    places = [place(x, y) for x, y in points]
+    path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
+    d.path(path, kind, dash=dash, width=width)
+
+
+def legend(d: Drawing, y: float, entries):
+    """Each (x, kind, width, dash, words)."""
+    for x, kind, width, dash, words in entries:
+        d.path(f"M{x} {y}H{x + 22}", kind, dash=dash, width=width)
+        d.text(x + 28, y + 4, words, size=11, anchor="start")
+
+
+def memory_episode() -> Drawing:
+    """The pole's angular velocity in a held-out episode: true, read from the LSTM's h, and from the
+    h of an agent without memory."""
+    d = Drawing(
+        "memory-episode",
+        256,
+        "The pole's angular velocity, and what is read of it from agents that never see it",
+    )
+    name = "pole's angular velocity"
+    lines = {}
+    for agent, what in ("true", name), ("memoryless", f"{name}, read"), ("lstm", f"{name}, read"):
+        rows = [r for r in looked_at() if (r["agent"], r["what"], r["seed"]) == (agent, what, "1")]
+        lines[agent] = [(int(row["at"]), float(row["value"])) for row in rows]
+    most = math.ceil(2 * max(abs(v) for points in lines.values() for _, v in points)) / 2
+    ys = [(v, f"{v:g}".replace("-", "−")) for v in (-most, -most / 2, 0, most / 2, most)]
+    xs = [(t, f"{t}") for t in range(0, lines["true"][-1][0] + 2, 25)]
+    words = "step of a held-out episode", f"{name}, radians a second"
+    place = chart(d, (42, 390, 30, 186), xs, ys, *words)
+    curve(d, place, lines["true"], "line", 5)
+    curve(d, place, lines["memoryless"], "to-orange", 1.4)
+    curve(d, place, lines["lstm"], "to-blue", 1.8)
+    entries = [
+        (8, "line", 5, False, "true"),
+        (76, "to-blue", 1.8, False, "read from the LSTM"),
+        (226, "to-orange", 1.4, False, "read without memory"),
+    ]
+    legend(d, 240, entries)
+    return d
+
+
+def memory_training() -> Drawing:
+    """R^2 of the hidden velocities over training, and the return as a share of 500: means over
+    seeds."""
+    d = Drawing(
+        "memory-training",
+        300,
+        "How much of the hidden velocities can be read from the LSTM over training",
+    )
+    rows = [row for row in looked_at() if row["task"] == "cartpole"]
+
+    def mean(agent: str, what: str, every: int) -> list[tuple[int, float]]:
+        """Over the seeds, whose steps differ a little: they are rounded down to so many."""
+        values: dict[int, list[float]] = {}
+        for row in rows:
+            if (row["agent"], row["what"]) == (agent, what):
+                n = int(row["steps"]) // every * every
+                values.setdefault(n, []).append(float(row["value"]))
+        return [(n, sum(x) / len(x)) for n, x in values.items()]
+
+    xs = [(n, f"{n // 1000}k" if n else "0") for n in range(0, 100_001, 20_000)]
+    ys = [(v / 4, f"{v / 4:g}") for v in range(5)]
+    words = "environment steps of training", "R² on held-out episodes; return / 500"
+    place = chart(d, (34, 384, 30, 210), xs, ys, *words)
+    returns = [(n, value / 500) for n, value in mean("lstm", "return", 5000)]
+    curve(d, place, returns, "to-green", 1.4)
+    for velocity, dash in ("pole's angular velocity", False), ("cart's velocity", True):
+        curve(d, place, mean("lstm", f"R^2, {velocity}", 10_000), "to-blue", 2, dash)
+        [(_, value)] = mean("memoryless", f"R^2, {velocity}", 10_000)
+        curve(d, place, [(0, value), (100_000, value)], "to-orange", 1.6, dash)
+    entries = [
+        (8, "to-blue", 2, False, "pole, LSTM"),
+        (128, "to-blue", 2, True, "cart, LSTM"),
+        (248, "to-green", 1.4, False, "return, LSTM"),
+    ]
+    legend(d, 262, entries)
+    entries = [
+        (8, "to-orange", 1.6, False, "pole, without memory"),
+        (188, "to-orange", 1.6, True, "cart, without memory"),
+    ]
+    legend(d, 282, entries)
+    return d
+
+
+def memory_steps_back() -> Drawing:
+    """RepeatPreviousEasy: how often the suit shown k steps before is read rightly."""
+    d = Drawing("memory-steps-back", 272, "How many steps back a card can be read from the LSTM")
+    rows = [row for row in looked_at() if row["what"] == "share right"]
+    xs = [(k, f"{k}") for k in range(12)]
+    ys = [(v / 4, f"{25 * v} %") for v in range(5)]
+    words = "steps back", "how often the suit is read rightly"
+    place = chart(d, (46, 384, 30, 196), xs, ys, *words)
+    lines = [("memoryless", True, "orange"), ("lstm", False, "violet"), ("lstm", True, "blue")]
+    for agent, trained, kind in lines:
+        points = [
+            (int(row["at"]), float(row["value"]))
+            for row in rows
+            if (row["agent"], int(row["steps"]) > 0) == (agent, trained)
+        ]
+        curve(d, place, points, f"to-{kind}")
+        for x, y in points:
+            across, up = place(x, y)
+            d.circle(round(across, 1), round(up, 1), 3, kind)
+    entries = [
+        (8, "to-blue", 1.8, False, "trained LSTM"),
+        (124, "to-violet", 1.8, False, "untrained LSTM"),
+        (254, "to-orange", 1.8, False, "without memory"),
+    ]
+    legend(d, 250, entries)
+    return d
+
+
+DRAWINGS = (
+    time_steps, replay, minibatches, ranks, trust_region, reward_scale, memory_episode,
+    memory_training, memory_steps_back,
+)  # fmt: skip
 
 if __name__ == "__main__":
     for draw in DRAWINGS:

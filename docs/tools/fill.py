@@ -7,6 +7,7 @@
     {{ throughput SECTION }}    rows of benchmarks/results/throughput.csv
     {{ exercise NAME }}         the measurements of an exercise in benchmarks/results/exercises.csv
     {{ detail NAME; NAME }}     mistakes in benchmarks/results/details.csv; without names: all
+    {{ memory WHAT }}           rows of benchmarks/results/memory-look.csv
     {{ figures }}               the tables of README.md
     {{ recipes }}               a table of docs/recipes/*.py, each of which gets a page
 
@@ -14,6 +15,7 @@ A fenced block named eq holds equations, a line each: delta_t = r_t + gamma V_{t
 """
 
 import ast
+import csv
 import html
 import re
 import sys
@@ -152,6 +154,50 @@ def detail(names: str) -> str:
     return narrow(details.table(chosen))
 
 
+PROBED = {  # what a table shows of memory-look.csv: its columns, by name
+    "velocities": {
+        "cart's velocity": "R^2, cart's velocity",
+        "pole's angular velocity": "R^2, pole's angular velocity",
+    },
+    "weak traces": {
+        "cart's velocity": "R^2, weak traces too, cart's velocity",
+        "pole's angular velocity": "R^2, weak traces too, pole's angular velocity",
+    },
+    "steps back": {
+        "now": "share right, 0",
+        "1 step back": "share right, 1",
+        **{f"{k} steps back": f"share right, {k}" for k in range(2, 7)},
+    },
+}
+AGENTS = {  # agent, and whether it is trained
+    "LSTM, trained": ("lstm", True),
+    "LSTM, untrained": ("lstm", False),
+    "without memory, trained": ("memoryless", True),
+}
+
+
+def memory(what: str) -> str:
+    """What was read from agents before and after training: R^2 of each seed, or the share of right
+    guesses."""
+    if what not in PROBED:
+        raise BuildError(f"memory: {', '.join(PROBED)}, not {what!r}")
+    with open(plot.RESULTS / "memory-look.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    columns = PROBED[what]
+    lines = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    for name, (agent, trained) in AGENTS.items():
+        cells = []
+        for probed in columns.values():
+            seeds: dict[str, str] = {}  # the row of the most steps is the last of a seed
+            for row in rows:
+                key = row["what"] if row["at"] == "" else f"{row['what']}, {row['at']}"
+                if (row["agent"], key, int(row["steps"] or 0) > 0) == (agent, probed, trained):
+                    seeds[row["seed"]] = f"{float(row['value']):.2f}"
+            cells.append(", ".join(seeds.values()))
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def recipe_parts(path: Path) -> tuple[str, str, str]:
     """The first sentence or line of its docstring, the rest as Markdown, and the whole source."""
     whole = path.read_text()
@@ -212,7 +258,8 @@ def equation(shown: str) -> str:
 
 KINDS = {
     "source": source, "file": file, "flags": flags, "results": results, "throughput": throughput,
-    "exercise": exercise, "detail": detail, "figures": lambda _: plot.figures(), "recipes": recipes,
+    "exercise": exercise, "detail": detail, "memory": memory, "figures": lambda _: plot.figures(),
+    "recipes": recipes,
 }  # fmt: skip
 
 
