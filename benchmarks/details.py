@@ -73,8 +73,7 @@ MISTAKES = {
     ),
     "steps shuffled": Mistake(exercise="single_steps"),
     "axes mixed up": Mistake(
-        "--seq-len 16",
-        ((CUT, "    return x.reshape(-1, L, *x.shape[2:]).transpose(0, 1)\n"),),
+        changes=((CUT, "    return x.reshape(-1, L, *x.shape[2:]).transpose(0, 1)\n"),)
     ),
     "forget gate half open": Mistake(changes=(("nn.init.ones_(", "nn.init.zeros_("),)),
     "torch's initial weights": Mistake(changes=((ORTHOGONAL, ""),)),
