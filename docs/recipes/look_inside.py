@@ -1,4 +1,4 @@
-"""What does a memory hold? Hidden velocities, or earlier observations, read from it by regression.
+"""What does a memory hold? Hidden velocities, or earlier observations, read by regression.
 
     python docs/recipes/look_inside.py runs/RUN
 
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import use as driver
 
-EPISODES, LONGEST, BACK = 40, 1000, 12  # the last two: steps
+BACK = 12  # steps
 SEED = 10**6  # above those of training
 NAMES = {
     "CartPole": ["cart's velocity", "pole's angular velocity"], "MountainCar": ["velocity"],
@@ -28,7 +28,7 @@ NAMES = {
 }  # fmt: skip
 
 
-def play(script, args, agent, episodes: int = EPISODES):
+def play(script, args, agent, episodes: int = 40):
     """The first episode of each of N environments -> obs (T, N, n), actions (T, N, ...), and steps
     (T, N), which belong to these episodes."""
     torch.set_num_threads(args.torch_threads or torch.get_num_threads())
@@ -37,7 +37,7 @@ def play(script, args, agent, episodes: int = EPISODES):
     obs, info = envs.reset(seed=SEED + args.seed)
     state, seen = None, []
     final = ended = np.zeros(episodes, bool)
-    while not ended.all() and len(seen) < LONGEST:
+    while not ended.all() and len(seen) < 1000:  # some never end
         action, state = agent.predict(obs, info, state, final)
         seen.append((obs, action, ~ended))
         ended = ended | final
@@ -61,7 +61,8 @@ def velocities(script, args, actions) -> dict:
 def remember(agent, obs):
     """Observations from the start of episodes (T, N, n) -> h (T, N, H)."""
     memory = getattr(agent, driver.memories(agent)[0])
-    step, state, seen = memory.step, None, []
+    step = memory.step
+    state, seen = None, []
 
     def watched(*inputs):
         seen.append(step(*inputs))
@@ -79,7 +80,8 @@ def decode(h, y, steps, back: int = 0, ridge: float = 0.01):
     of half of the environments -> what is read from h (T - back, N, K), and R^2, the share of the
     variance that it explains in the other half. A ridge of 0.01 fits as if each unit of h had noise
     of a tenth of the units' standard deviation: a trace too weak to be used does not count."""
-    h, y, steps = h[back:], y[: len(y) - back], steps[back:]
+    h, y = h[back:], y[: len(y) - back]
+    steps = steps[back:]
     held_out = steps & (np.arange(steps.shape[1]) >= steps.shape[1] // 2)
     x, target = h[steps & ~held_out], y[steps & ~held_out]
     centred = x - x.mean(0)
@@ -92,7 +94,7 @@ def decode(h, y, steps, back: int = 0, ridge: float = 0.01):
 
 
 def look(run_dir):
-    """Prints what the memory of a run's agent holds. Returns a picture, if velocities are hidden."""
+    """Prints what the memory of a run's agent holds; returns a picture if velocities are hidden."""
     script, args, envs, agent, _ = driver.open_run(run_dir)
     script.check(driver.memories(agent), f"{run_dir}: the agent has no memory")
     vector = len(envs.single_observation_space.shape) == 1
@@ -124,8 +126,7 @@ def look(run_dir):
 
 if __name__ == "__main__":
     try:
-        picture = look(" ".join(sys.argv[1:]))
-        if picture:
+        if picture := look(" ".join(sys.argv[1:])):
             picture.savefig(Path(" ".join(sys.argv[1:]), "memory.png"))
     except (ValueError, OSError, ModuleNotFoundError) as error:
         print("error:", error, file=sys.stderr)
