@@ -1,8 +1,9 @@
-"""The notebook runs from top to bottom in less than three minutes, and finds what its text says."""
+"""The notebook runs from top to bottom in less than three minutes of a core, and finds what its text
+says."""
 
 import json
 import re
-import time
+import resource
 
 import pytest
 from conftest import ROOT
@@ -44,9 +45,9 @@ def test_it_runs_and_finds_what_it_says(monkeypatch):
     book = nbformat.read(BOOK, as_version=4)
     nbformat.validate(book)
     place = {"metadata": {"path": str(BOOK.parent)}}
-    began = time.time()
-    nbclient.NotebookClient(book, timeout=170, kernel_name="python3", resources=place).execute()
-    assert time.time() - began < 180
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+    nbclient.NotebookClient(book, timeout=300, kernel_name="python3", resources=place).execute()
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < 180  # however busy it is
     check([said(cell) for cell in book["cells"] if cell["cell_type"] == "code"])
 
 
