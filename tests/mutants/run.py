@@ -70,9 +70,10 @@ def main() -> int:
             print(f"{'caught  ' if by else 'SURVIVED'}  {script}: {what}: {by}", flush=True)
             survived += by is None
             known[script, what] = by or "SURVIVED"
-    rows = [[*mutant, by] for mutant, by in sorted(known.items()) if mutant in there]
-    with open(RESULTS, "w", newline="") as new:
-        csv.writer(new, lineterminator="\n").writerows([["script", "mutant", "caught by"], *rows])
+            rows = [[*mutant, by] for mutant, by in sorted(known.items()) if mutant in there]
+            with open(RESULTS, "w", newline="") as new:
+                table = [["script", "mutant", "caught by"], *rows]
+                csv.writer(new, lineterminator="\n").writerows(table)
     return int(survived > 0)
 
 
