@@ -135,7 +135,7 @@ def table(names: list[str], results: Path = RESULTS) -> str:
     lines = ["| | CartPole | RepeatPrevious |", "|---|---|---|"]
     for name in [*dict.fromkeys(map(reference, names)), *names]:
         measured = [scores(name, task, results) for task in TASKS]
-        cells = [plot.shown(x) if len(x) else "not measured" for x in measured]
+        cells = [f"{plot.shown(x)} ({len(x)})" if len(x) else "not measured" for x in measured]
         label = name.replace("nothing", "as it is", 1)
         lines.append(f"| {' | '.join([label, *cells])} |")
     return "\n".join(lines)

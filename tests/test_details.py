@@ -40,7 +40,7 @@ def test_the_table_has_the_means_of_the_file(tmp_path):
     )
     table = details.table(["no reset"], tmp_path).split("\n")
     assert table[2] == "| as it is | not measured | not measured |"
-    assert re.match(r"\| no reset \| 300.0 \[.*\] \| not measured \|", table[3])
+    assert re.match(r"\| no reset \| 300.0 \[.*\] \(5\) \| not measured \|", table[3])
 
 
 def test_the_page_has_every_mistake_once_and_tests_that_exist():
