@@ -570,7 +570,7 @@ def history(folder) -> dict:
 
 
 @pytest.mark.parametrize("resume", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("script", RUNS)
+@pytest.mark.parametrize("script", ["rppo_lstm", "ppo1_mpi"])  # one text in the others
 def test_track_sends_every_scalar(script, resume, tmp_path):
     pytest.importorskip("wandb")
     env = {
