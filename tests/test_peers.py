@@ -82,7 +82,7 @@ def test_recurrent_policy_agrees_with_sb3_contrib(script, space, separate):
     flat = [x.transpose(0, 1).flatten(0, 1) for x in (obs, actions.squeeze(-1), starts)]  # (N, T)
     values, logprobs, entropies = theirs.evaluate_actions(*flat[:2], states, flat[2])
     for a, b in (logprob, logprobs), (value, values), (entropy, entropies):
-        assert (a - b.reshape(N, T).T)[~final].abs().max() <= 1e-5 < a.std()
+        assert (a - b.reshape(N, T).T[~final]).abs().max() <= 1e-5 < a.std()
 
     _, v, following = ours.step(obs[0], legal[0], state)
     _, their_v, _, new = theirs.forward(obs[0], states, torch.zeros(N))
