@@ -41,6 +41,7 @@ print(learning.run({task!r}, "lstm", 3, {options!r}))
     return subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 def test_a_killed_queue_goes_on(options, monkeypatch):
     """kill -9 of the queue and of the training in the middle: the same command ends with one row,
     of a run that was resumed, whose seconds nobody knows."""

@@ -601,6 +601,7 @@ def test_track_sends_every_scalar(script, resume, tmp_path):
         before.add(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", ["rppo_lstm"])
 def test_each_of_two_runs_in_one_process_has_a_record(script, tmp_path):
     pytest.importorskip("wandb")
