@@ -54,6 +54,7 @@ ELSEWHERE = {  # what a command has, and why it does not run here
     "tests/mutants/": "minutes of it; it runs the tests",
     "benchmarks/reward_scale.py": "minutes of it; it trains",
     "benchmarks/memory_look.py": "minutes of it; it trains",
+    "benchmarks/resets.py": "an hour of it. tests/test_resets.py runs it, tiny",
     "benchmarks/details.py": "hours of it; it trains. tests/test_details.py runs it, tiny",
     "docs/tools/drawings.py": "tests/test_drawings.py draws",
     "HOST:": "needs two machines",
