@@ -541,7 +541,7 @@ def check_flags(args: Args) -> None:
             usual = min(default, 1 if field.type is int else 0), max(default, 10**12)
             low, high = ranges.get(field.name, usual)
             fits = isinstance(value, (int, float, np.number)) and low <= value <= high
-            check(fits and field.type(value) == value, f"{flag}: must be from {low} to {high}")
+            check(fits and field.type(value) == value, f"{flag}: must be from {low:g} to {high:g}")
             setattr(args, field.name, field.type(value))
         elif value is not None or default is not None:
             kinds = (bool, np.bool_) if field.type is bool else (str, Path)

@@ -1,6 +1,8 @@
 """benchmarks/details.py: each mistake is one, where it says, and the page shows what was measured."""
 
 import re
+import shutil
+import subprocess
 import sys
 
 import numpy as np
@@ -53,6 +55,37 @@ def test_the_page_has_every_mistake_once_and_tests_that_exist():
     assert len(held) >= 15
     for name in held:
         assert f"def {name}(" in tests, name
+
+
+def held() -> dict[str, list[str]]:
+    """For each mistake that changes the script, the tests that its section of the page names."""
+    found = {}
+    for section in PAGE.split("\n### ")[1:]:
+        for names in re.findall(r"\{\{ detail (.+?) \}\}", section):
+            for name in names.split("; "):
+                if details.text(name) != details.text("nothing"):
+                    found[name] = re.findall(r"`(test_\w+)`", section)
+    return {name: tests for name, tests in found.items() if tests}
+
+
+def test_nearly_every_mistake_has_a_test_that_is_named():
+    assert len(held()) >= 13
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", held())
+def test_the_tests_that_the_page_names_fail_on_the_mistake(name, tmp_path):
+    copy = tmp_path / "repo"
+    ignored = shutil.ignore_patterns(".git", ".whl", "runs", "site", "__pycache__")
+    shutil.copytree(ROOT, copy, ignore=ignored)
+    (copy / "rppo_lstm.py").write_text(details.text(name))
+    kinds = "mathematics", "recurrence", "rollout", "agent", "evaluation"
+    files = [f"tests/test_{kind}.py" for kind in kinds]
+    options = ["-x", "-q", "-o", "addopts=", "-p", "no:cacheprovider"]
+    for test in held()[name]:
+        command = [sys.executable, "-m", "pytest", *options, *files, "-k", f"{test} and rppo_lstm"]
+        done = subprocess.run(command, cwd=copy, capture_output=True, text=True)
+        assert done.returncode == 1 and "FAILED" in done.stdout, (test, done.stdout[-2000:])
 
 
 def test_a_run_writes_a_row(tmp_path, monkeypatch):

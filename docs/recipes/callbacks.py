@@ -73,8 +73,8 @@ def use(script):
                     self.writer.add_histogram(name, weights.detach(), self.step)
             if first and self.args.csv and self.writer.scalars:
                 self.write()
-            scores = self.returns if len(self.returns) == 100 else [-np.inf]
-            reached = np.mean(scores) >= self.args.stop_at_return > -np.inf
+            full = len(self.returns) == 100 and self.args.stop_at_return > -np.inf
+            reached = full and np.mean(self.returns) >= self.args.stop_at_return
             if driver.of_first(script, bool(reached)):
                 self.args.total_timesteps = self.step
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import use as driver
 
-BACK = 12  # steps
+BACK = 12  # steps, at most
 SEED = 10**6  # above those of training
 NAMES = {
     "CartPole": ["cart's velocity", "pole's angular velocity"], "MountainCar": ["velocity"],
@@ -35,15 +35,19 @@ def play(script, args, agent, episodes: int = 40):
     envs = script.make_envs(args, episodes)
     script.seed_everything(args.seed)
     obs, info = envs.reset(seed=SEED + args.seed)
-    state, seen = None, []
-    final = ended = np.zeros(episodes, bool)
-    while not ended.all() and len(seen) < 1000:  # some never end
+    state = None
+    final = np.zeros(episodes, bool)
+    ended = np.zeros(episodes, bool)
+    all_obs, all_actions, steps = [], [], []
+    while not ended.all() and len(steps) < 1000:  # some never end
         action, state = agent.predict(obs, info, state, final)
-        seen.append((obs, action, ~ended))
+        all_obs.append(obs)
+        all_actions.append(action)
+        steps.append(~ended)
         ended = ended | final
         obs, _, terminated, truncated, info = envs.step(action)
         final = terminated | truncated
-    return (np.stack(x) for x in zip(*seen))
+    return np.stack(all_obs), np.stack(all_actions), np.stack(steps)
 
 
 def velocities(script, args, actions) -> dict:
@@ -62,7 +66,8 @@ def remember(agent, obs):
     """Observations from the start of episodes (T, N, n) -> h (T, N, H)."""
     memory = getattr(agent, driver.memories(agent)[0])
     step = memory.step
-    state, seen = None, []
+    state = None
+    seen = []
 
     def watched(*inputs):
         seen.append(step(*inputs))
@@ -97,16 +102,14 @@ def look(run_dir):
     """Prints what the memory of a run's agent holds; returns a picture if velocities are hidden."""
     script, args, envs, agent, _ = driver.open_run(run_dir)
     script.check(driver.memories(agent), f"{run_dir}: the agent has no memory")
-    vector = len(envs.single_observation_space.shape) == 1
-    script.check(vector, f"{run_dir}: look_inside does not read pictures")
+    space = envs.single_observation_space
+    script.check(len(space.shape) == 1, f"{run_dir}: look_inside does not read pictures")
     obs, actions, steps = play(script, args, agent)
     h = remember(agent, obs)
     if not getattr(args, "mask_velocity", False):
-        r2s = [decode(h, obs, steps, k)[1] for k in range(BACK) if steps[k:].sum() > h.shape[-1]]
-        for k, r2 in enumerate(r2s):
-            print(f"{k} steps back: R^2 {r2:.3f}")
-        known = np.argmin([*(r2 >= 0.5 for r2 in r2s), False])  # the first that is not
-        print(f"R^2 is 0.5 or more for the last {known} observations, the present one included")
+        for k in range(BACK):
+            if steps[k:].sum() > h.shape[-1]:  # enough to fit
+                print(f"{k} steps back: R^2 {decode(h, obs, steps, k)[1]:.3f}")
         return None
     from matplotlib.figure import Figure
 
@@ -125,9 +128,8 @@ def look(run_dir):
 
 
 if __name__ == "__main__":
-    try:
-        if picture := look(" ".join(sys.argv[1:])):
-            picture.savefig(Path(" ".join(sys.argv[1:]), "memory.png"))
-    except (ValueError, OSError, ModuleNotFoundError) as error:
-        print("error:", error, file=sys.stderr)
-        sys.exit(2)
+    with driver.one_line_errors():
+        run_dir = " ".join(sys.argv[1:])
+        picture = look(run_dir)
+        if picture is not None:
+            picture.savefig(Path(run_dir, "memory.png"))

@@ -11,6 +11,7 @@ this one along.
 from dataclasses import dataclass
 
 import use as driver
+from gymnasium import spaces
 from torch.distributions import Independent
 
 
@@ -43,7 +44,8 @@ def use(script):
             super().__init__(envs, args)
             script.to_env = clipped
             if args.squash_output:
-                bounded = getattr(self.action_space, "is_bounded", bool)()
+                space = self.action_space
+                bounded = isinstance(space, spaces.Box) and space.is_bounded()
                 script.check(bounded, "--squash-output: actions have no bounds")
                 script.to_env = stretched
 

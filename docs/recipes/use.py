@@ -130,8 +130,12 @@ def open_run(run_dir):
 
 def flag(name: str) -> str | None:
     """What the command line says after --name, or after --name=."""
-    words = [part for word in sys.argv for part in word.split("=", 1)]
-    return dict(zip(words, words[1:])).get(f"--{name}")
+    for number, word in enumerate(sys.argv[1:], start=2):
+        if word.startswith(f"--{name}="):
+            return word.partition("=")[2]
+        if word == f"--{name}" and number < len(sys.argv):
+            return sys.argv[number]
+    return None
 
 
 @contextmanager
