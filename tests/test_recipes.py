@@ -3,6 +3,7 @@ test_recipes_environments, _networks, _exchange, _runs and _pairs."""
 
 import ast
 import json
+import subprocess
 import sys
 
 import pytest
@@ -11,7 +12,7 @@ from recipe_tools import FOLDER, driver, needs, run
 
 FILES = sorted(FOLDER.glob("*.py"))
 LONGEST = 90  # lines below the docstring
-LONGER = {"use": 164, "look_inside": 123}  # the driver, which all import; a study, which draws
+LONGER = {"use": 172, "look_inside": 123}  # the driver, which all import; a study, which draws
 # Which scripts a recipe is for: L rppo_lstm, C rppo_continuous, G rppo_gru_atari, T trpo, P ppo1_mpi
 LETTERS = dict(zip("LCGTP", SCRIPTS))
 WHERE = {
@@ -137,3 +138,22 @@ def test_a_recipe_of_ones_own(tmp_path, monkeypatch):
     _, run_dir = run(script, tmp_path, total_timesteps=400, patience=1)
     assert script.load(run_dir)["step"] <= 400
     sys.modules.pop("my_recipe")
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        ("genes.py", "first say one of rppo_lstm, "),
+        ("evolve.py nope", "first say one of rppo_lstm, "),
+        ("look_inside.py", "say the directory of a run"),
+        ("use_agent.py nope", "nope is not the directory of a run"),
+        ("population.py x rppo_lstm", "say population.py NUMBER SCRIPT"),
+        ("record.py nope", "say record.py runs/EXPERT"),
+    ],
+)
+def test_programs_answer_wrong_words_in_one_line(words, said, tmp_path):
+    program, *others = words.split()
+    command = [sys.executable, str(FOLDER / program), *others]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"error: {said}") and done.stderr.count("\n") == 1

@@ -102,8 +102,16 @@ def apply(script, names):
     return script
 
 
+def check_script(name: str) -> None:
+    """ValueError for what is no script."""
+    if name not in SCRIPTS:
+        raise ValueError(f"first say one of {', '.join(SCRIPTS)}, then recipes, then flags")
+
+
 def made_by(run_dir) -> list[str]:
     """The script and the recipes of a run."""
+    if run_dir == "":
+        raise ValueError("say the directory of a run")
     try:
         file = Path(run_dir, "agent.pt")
         return torch.load(file, map_location="cpu", weights_only=True)["script"].split("+")
@@ -113,6 +121,7 @@ def made_by(run_dir) -> list[str]:
 
 def fresh(name: str, *names: str):
     """A copy of a script with these recipes, which leaves the script itself as it is."""
+    check_script(name)
     spec = importlib.util.spec_from_file_location(name, ROOT / f"{name}.py")
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
@@ -160,8 +169,7 @@ def main(recipe: str = "", default: str = "rppo_lstm") -> None:
         if old_run := flag("resume") or flag("play"):
             name, *more = made_by(old_run)
             names += more
-        if name not in SCRIPTS:
-            raise ValueError(f"first say one of {', '.join(SCRIPTS)}, then recipes, then flags")
+        check_script(name)
     script = importlib.import_module(name)
     parse_args = script.parse_args
 
