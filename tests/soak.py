@@ -59,6 +59,7 @@ class Soak:
         """Starts a script in a group of its own; its standard error goes to the file err."""
 
         def prepare():
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a soak in the background ignores it
             if limit is not None:  # a full disk: no file may grow beyond so many bytes
                 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
                 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))

@@ -33,6 +33,7 @@ def test_a_text_that_is_not_there_is_an_error(monkeypatch):
 
 
 def test_the_table_has_the_means_of_the_file(tmp_path):
+    pytest.importorskip("matplotlib")
     rows = ["task,detail,seed,eval_mean,episodes,return_100,commit"]
     for seed, score in enumerate([500, 400, 300, 200, 100]):
         rows.append(f"cartpole-masked,no reset,{seed},{score},100,1,abc")

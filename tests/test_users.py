@@ -6,6 +6,7 @@ Each test is a fault that somebody met, here or in another project.
 import os
 import random
 import shlex
+import signal
 import subprocess
 import sys
 import warnings
@@ -130,21 +131,15 @@ def test_runs_of_one_second_have_folders_of_their_own(script, tmp_path):
 
 
 @each_text
-def test_a_folder_with_a_space_can_be_pasted(script, tmp_path):
+def test_a_folder_with_a_space_can_be_pasted(script, tmp_path, start_script):
     flags = f"{toy(script, 'Clock')} --total-timesteps 100000000 --run-name a".split()
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
     folder = tmp_path / "my drive"
     folder.mkdir()
-    with open(tmp_path / "err", "w") as err:
-        process = subprocess.Popen(
-            [sys.executable, str(ROOT / f"{script}.py"), *flags], cwd=folder, stderr=err, env=env
-        )
-        while not (folder / "runs/a/agent.pt").exists():
-            assert process.poll() is None, (tmp_path / "err").read_text()
-        process.send_signal(2)
-        assert process.wait(60) == 130
-    lines = (tmp_path / "err").read_text().splitlines()
-    [line] = [line for line in lines if line.startswith("to continue: ")]
+    process = start_script(script, *flags, cwd=folder, env={"PYTHONPATH": str(ROOT / "tests")})
+    process.wait_for(folder / "runs/a/agent.pt")
+    process.kill(signal.SIGINT)
+    assert process.wait(60).returncode == 130
+    [line] = [line for line in process.lines if line.startswith("to continue: ")]
     words = shlex.split(line.removeprefix("to continue: "))
     assert words[-2:] == ["--resume", str(folder / "runs/a")]
 

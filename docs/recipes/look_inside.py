@@ -38,16 +38,14 @@ def play(script, args, agent, episodes: int = 40):
     state = None
     final = np.zeros(episodes, bool)
     ended = np.zeros(episodes, bool)
-    all_obs, all_actions, steps = [], [], []
+    steps = []
     while not ended.all() and len(steps) < 1000:  # some never end
         action, state = agent.predict(obs, info, state, final)
-        all_obs.append(obs)
-        all_actions.append(action)
-        steps.append(~ended)
+        steps.append((obs, action, ~ended))
         ended = ended | final
         obs, _, terminated, truncated, info = envs.step(action)
         final = terminated | truncated
-    return np.stack(all_obs), np.stack(all_actions), np.stack(steps)
+    return [np.stack(values) for values in zip(*steps)]
 
 
 def velocities(script, args, actions) -> dict:
