@@ -42,7 +42,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-import gymnasium as gym
+import gymnasium as gym  # pip install what line 3 lists
 import numpy as np
 import torch
 import torch.nn as nn
@@ -60,7 +60,7 @@ SCRIPT = "rppo_continuous"
 @dataclass
 class Args:
     env_id: str = "Pendulum-v1"  # Gymnasium's id; my_module:MyEnv-v0 imports my_module
-    mask_velocity: bool = False  # hide the velocities: the task needs memory
+    mask_velocity: bool = False  # hide velocities: the task needs memory
     async_envs: bool = False  # a process for each environment
     total_timesteps: int = 500_000  # environment steps to train for
     seed: int = 1  # the same seed gives the same run

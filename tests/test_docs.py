@@ -8,6 +8,7 @@ training. FLAGS makes it short; a command that cannot run here is in ELSEWHERE, 
 import html
 import inspect
 import os
+import random
 import re
 import shlex
 import shutil
@@ -268,6 +269,46 @@ def test_the_wrapper_on_the_questions_page_moves_the_mask():
     agent = script.Agent(script.make_envs(args, 1), args)
     returns = script.evaluate(agent, script.make_envs(args, 3), 1, deterministic=False)
     assert returns == [9.0, 9.0, 9.0]
+
+
+def test_the_wrapper_on_the_questions_page_seeds_each_process():
+    """With --async-envs environments that draw from np.random differ, and a run is repeated."""
+    page = (ROOT / "docs/questions.md").read_text()
+    [program] = re.findall(r'(?ms)^```python title="seeded.py"\n(.*?)^```', page)
+    names: dict = {}
+    exec(program, names)
+    gym = names["gym"]
+
+    class Noisy(gym.Env):
+        observation_space, action_space = gym.spaces.Box(0, 1, (2,)), gym.spaces.Discrete(2)
+
+        def observe(self):
+            return np.float32([np.random.rand(), random.random()])
+
+        def reset(self, *, seed=None, options=None):
+            return self.observe(), {}
+
+        def step(self, action):
+            return self.observe(), 1.0, False, False, {}
+
+    def observations(seed):
+        script.seed_everything(seed)
+        envs = script.make_envs(args, 3)
+        first, _ = envs.reset(seed=seed)
+        second = envs.step(np.zeros(3, int))[0]
+        envs.close()
+        return np.stack([first, second])
+
+    script = MODULES["rppo_lstm"]
+    gym.register("Plain-v0", Noisy, disable_env_checker=True)
+    gym.register("Noisy-v0", lambda: names["Seeded"](Noisy()), disable_env_checker=True)
+    args = script.Args(env_id="Noisy-v0", async_envs=True)
+    once = observations(1)
+    np.testing.assert_array_equal(observations(1), once)
+    assert len({*once.ravel().tolist()}) == once.size
+    assert not np.isin(observations(11), once).any()
+    args.env_id = "Plain-v0"  # without the wrapper they draw the same
+    assert (np.ptp(observations(1), axis=1) == 0).all()
 
 
 CLUE = """

@@ -22,7 +22,7 @@ WHERE = {
     "networks": "LCGTP", "critics": "LCG", "activations": "LCGTP", "stacked_lstm": "LCGTP",
     "sde": "CT", "squash": "CT",
     "warm_start": "LCGTP", "imitation": "LCGTP", "schedules": "LCGTP", "keep_best": "LCGTP",
-    "callbacks": "LCGTP", "adam": "LCGTP", "eval_limit": "LCGTP",
+    "callbacks": "LCGTP", "diagnostics": "LCGTP", "adam": "LCGTP", "eval_limit": "LCGTP",
 }  # fmt: skip
 TOOLS = (  # programs of their own
     "use", "use_agent", "distributions", "export_onnx", "sb3_weights", "population", "genes",

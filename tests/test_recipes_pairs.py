@@ -50,6 +50,7 @@ PAIRS = [
     ("ppo1_mpi", "frame_stack callbacks", MASKED | {"csv": True}),
     ("rppo_gru_atari", "networks stacked_lstm", {"layers_after": "8", "recurrent_layers": "lstm"}),
     ("rppo_gru_atari", "critics feedforward", None),
+    ("rppo_gru_atari", "diagnostics callbacks", {"csv": True}),
     ("rppo_gru_atari", "critics schedules", {"critic": "memoryless", **TRAIN}),
 ]
 

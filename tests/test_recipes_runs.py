@@ -39,6 +39,56 @@ def values_in(script):
     return seen
 
 
+@pytest.mark.parametrize("name", ["rppo_lstm", "rppo_continuous", "trpo", "ppo1_mpi"])
+def test_diagnostics_are_those_of_every_rollout_and_minibatch(tmp_path, name):
+    """Against the inputs of compute_gae and ppo_loss, as they were recorded; the CSV has them."""
+    needs(name)
+    script = driver.fresh(name, "diagnostics", "callbacks")
+    rollouts, shares = [], []
+    gae, loss = script.compute_gae, getattr(script, "ppo_loss", None)
+
+    def record_gae(rewards, values, terminated, done, *factors):
+        shares.append([])
+        rollouts.append((values, done, gae(rewards, values, terminated, done, *factors)))
+        return rollouts[-1][-1]
+
+    def record_loss(logprob, old_logprob, advantage, clip_coef):
+        ratio = np.exp((logprob - old_logprob).tolist())
+        shares[-1].append(np.mean((ratio < 1 - clip_coef) | (ratio > 1 + clip_coef)))
+        return loss(logprob, old_logprob, advantage, clip_coef)
+
+    script.compute_gae = record_gae
+    script.ppo_loss = record_loss
+    environment = "Pendulum-v1" if name == "rppo_continuous" else "CartPole-v1"
+    flags = dict(learning_rate=0.02, csv=True, total_timesteps=1200)
+    _, run_dir = run(script, tmp_path, env_id=environment, **flags)
+    explained, final = [], False
+    for values, done, advantages in rollouts:
+        counts = []  # the steps that do, as (t, environment)
+        for t in range(len(done)):
+            counts += [(t, n) for n in np.flatnonzero(~np.broadcast_to(final, done[t].shape))]
+            final = done[t]
+        t, n = np.transpose(counts)
+        returns = values[t, n] + advantages[t, n]
+        explained.append(1 - np.var(advantages[t, n]) / np.var(returns))
+    assert len(explained) > 5 and any(done.any() for _, done, _ in rollouts)
+    seen = [value for _, value in scalars(run_dir, "losses/explained_variance")]
+    np.testing.assert_allclose(seen, explained, rtol=1e-4, atol=1e-4)
+    with open(run_dir / "progress.csv") as file:
+        rows = [*csv.DictReader(file)]
+    np.testing.assert_allclose(
+        [float(row["losses/explained_variance"]) for row in rows], seen, rtol=1e-5
+    )
+    if loss:
+        seen = [value for _, value in scalars(run_dir, "losses/clipfrac")]
+        expected = [np.mean(share) for share in shares]
+        np.testing.assert_allclose(seen, expected, atol=1e-5)
+        assert 0.01 < np.mean(seen) < 1
+    events = EventAccumulator(str(run_dir)).Reload()
+    text = events.Tensors("flags/text_summary")[0].tensor_proto.string_val[0].decode()
+    assert '"learning_rate": 0.02' in text
+
+
 FORMULAS = {
     "constant": lambda p: 1,
     "linear": lambda p: 1 - p,

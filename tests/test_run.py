@@ -683,3 +683,16 @@ def test_help_fits_in_80_columns(script, tmp_path, monkeypatch):
     assert not [line for line in text.split("\n") if len(line) > 80]
     # The first lines' commands do not wrap.
     assert len(re.findall(rf"^    .*{script}\.py.*# ", text, re.M)) >= 2
+
+
+def test_repeat_counts_runs_that_differ(tmp_path, monkeypatch, capsys):
+    import repeat
+
+    words = f"--runs 4 --cases trpo --dir {tmp_path}".split()
+    assert repeat.main(words) == 0 and "trpo: 4 runs, 0 differ" in capsys.readouterr().out
+    one = {"w": torch.ones(2)}
+    other = {"w": torch.tensor([1, 1 + 2**-23])}
+    results = iter([one, one, other, one])
+    monkeypatch.setattr(repeat, "weights", lambda *_: next(results))
+    assert repeat.main(words) == 1 and "4 runs, 1 differ" in capsys.readouterr().out
+    torch.testing.assert_close(torch.load(tmp_path / "trpo-2.pt"), other, rtol=0, atol=0)

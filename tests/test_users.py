@@ -393,3 +393,22 @@ def test_the_loss_refuses_what_would_broadcast(script):
     for inputs in (M, M[:1], M), (M, M, M[:, None]), (M[:, None], M, M):
         with pytest.raises(ValueError, match="and must have the shape"):
             loss(*inputs, 0.2)
+
+
+@everywhere
+def test_missing_packages_are_named_where_they_are_listed(script, tmp_path):
+    """Without Gymnasium Python shows the line that imports it, which says what to install."""
+    command = [
+        sys.executable,
+        "-S",
+        "-c",
+        f"import runpy; runpy.run_path({str(ROOT / script)!r} + '.py')",
+    ]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    lines = done.stderr.splitlines()
+    assert done.returncode == 1 and lines[-1] == "ModuleNotFoundError: No module named 'gymnasium'"
+    assert (
+        "pip install what line 3 lists" in lines[-2] or "pip install what line 3 lists" in lines[-3]
+    )
+    third = (ROOT / f"{script}.py").read_text().splitlines()[2]
+    assert third.startswith('# dependencies = ["torch') and "gymnasium[" in third

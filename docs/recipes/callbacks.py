@@ -83,7 +83,8 @@ def use(script):
             return every > 0 and self.step // every > before // every
 
         def write(self):
-            losses = [f"losses/{name}" for name in script.LOSSES]
+            diagnostics = "explained_variance", "clipfrac"  # where that recipe is, too
+            losses = [f"losses/{name}" for name in (*script.LOSSES, *diagnostics)]
             charts = "learning_rate", "SPS", "episodic_return", "episodic_length", "eval_return"
             columns = ["step", *losses, *(f"charts/{name}" for name in charts)]
             with open(self.dir / "progress.csv", "a", newline="") as file:

@@ -31,7 +31,7 @@ RECIPES = (
     "poc_memory", "minigrid_memory", "memory_gym_tasks", "ppo1_mujoco", "ppo1_atari",
     "image_frames", "images", "previous_action", "frame_stack", "long_memory", "feedforward",
     "networks", "critics", "activations", "stacked_lstm", "sde", "squash", "warm_start",
-    "imitation", "adam", "eval_limit", "schedules", "keep_best", "callbacks",
+    "imitation", "adam", "eval_limit", "schedules", "keep_best", "diagnostics", "callbacks",
 )  # fmt: skip
 
 

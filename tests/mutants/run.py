@@ -1,8 +1,10 @@
-"""Tries every mutant in a copy of the repository: python tests/mutants/run.py [SCRIPT ...]. Exits 1 if one survives.
+"""Tries mutants in a copy of the repository: python tests/mutants/run.py [--new] [SCRIPT ...]
 
-Which test caught which is written into benchmarks/results/mutants.csv.
+Of all scripts, or of those named; with --new only those that have no row yet. Which test caught
+which is written into benchmarks/results/mutants.csv. Exits with 1 if one survives.
 """
 
+import argparse
 import csv
 import os
 import re
@@ -52,8 +54,15 @@ def recorded() -> dict[tuple[str, str], str]:
 
 
 def main() -> int:
-    tried = [mutant for mutant in MUTANTS if len(sys.argv) < 2 or mutant[0] in sys.argv[1:]]
+    names = sorted({mutant[0] for mutant in MUTANTS})
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("scripts", nargs="*", help=", ".join(names))
+    parser.add_argument("--new", action="store_true", help="only those without a row")
+    options = parser.parse_args()
     known = recorded()
+    tried = [mutant for mutant in MUTANTS if mutant[0] in (options.scripts or names)]
+    if options.new:
+        tried = [mutant for mutant in tried if mutant[:2] not in known]
     there = {mutant[:2] for mutant in MUTANTS}
     survived = 0
     with tempfile.TemporaryDirectory() as folder:
