@@ -26,6 +26,27 @@ MODULES = {name: importlib.import_module(name) for name in SCRIPTS}
 
 def pytest_addoption(parser):
     parser.addoption("--dry", action="store_true", help="tests of a GPU (-m cuda) run on the CPU")
+    parser.addoption(
+        "--missing",
+        action="store_true",
+        help="only the tests that the last session skipped for want of a package",
+    )
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """Remembers which tests, or whole files, were skipped because a package is not there."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    if not config.getoption("missing"):
+        names = [report.nodeid for report in skipped if "could not import" in str(report.longrepr)]
+        config.cache.set("missing", names)
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("missing"):
+        names = config.cache.get("missing", [])
+        items[:] = [
+            item for item in items if item.nodeid in names or item.nodeid.split("::")[0] in names
+        ]
 
 
 def having(*names: str) -> list[str]:
