@@ -49,8 +49,9 @@ def test_diagnostics_are_those_of_every_rollout_and_minibatch(tmp_path, name):
 
     def record_gae(rewards, values, terminated, done, *factors):
         shares.append([])
-        rollouts.append((values, done, gae(rewards, values, terminated, done, *factors)))
-        return rollouts[-1][-1]
+        advantages = gae(rewards, values, terminated, done, *factors)
+        rollouts.append((values.copy(), done, advantages))  # train uses the array again
+        return advantages
 
     def record_loss(logprob, old_logprob, advantage, clip_coef):
         ratio = np.exp((logprob - old_logprob).tolist())

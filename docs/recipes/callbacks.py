@@ -83,12 +83,11 @@ def use(script):
             return every > 0 and self.step // every > before // every
 
         def write(self):
-            diagnostics = "explained_variance", "clipfrac"  # where that recipe is, too
-            losses = [f"losses/{name}" for name in (*script.LOSSES, *diagnostics)]
+            losses = *script.LOSSES, "explained_variance", "clipfrac"  # of the recipe diagnostics
             charts = "learning_rate", "SPS", "episodic_return", "episodic_length", "eval_return"
-            columns = ["step", *losses, *(f"charts/{name}" for name in charts)]
+            columns = [f"losses/{name}" for name in losses] + [f"charts/{name}" for name in charts]
             with open(self.dir / "progress.csv", "a", newline="") as file:
-                rows = csv.DictWriter(file, columns, restval="", extrasaction="ignore")
+                rows = csv.DictWriter(file, ["step", *columns], restval="", extrasaction="ignore")
                 if file.tell() == 0:
                     rows.writeheader()
                 rows.writerow({"step": self.step, **self.writer.scalars})
