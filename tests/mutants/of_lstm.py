@@ -6,6 +6,8 @@ AGENT = "test_agent.py"
 ROLL = "test_rollout.py"
 RUN = "test_run.py"
 FAULTS = "test_faults.py"
+EVALUATION = "test_evaluation.py"
+USERS = "test_users.py"
 
 MUTANTS = [
     # Advantages and returns
@@ -85,20 +87,20 @@ MUTANTS = [
     # The new text
     ("the forget gate starts half open", "nn.init.ones_(self.cell.bias_ih[hidden_size : 2 * hidden_size])", "nn.init.zeros_(self.cell.bias_ih[hidden_size : 2 * hidden_size])", AGENT),
     ("the input gate starts open instead", "self.cell.bias_ih[hidden_size : 2 * hidden_size]", "self.cell.bias_ih[:hidden_size]", AGENT),
-    ("a state of another size reads other memory", "        check_shapes((2, B, cell.hidden_size), state=state)\n", "", REC),
-    ("flags of another size broadcast", "        check_shapes((L, B), final=final)\n", "", REC),
+    ("a state of another size reads other memory", "        check_shapes((2, B, cell.hidden_size), state=state)\n", "", USERS),
+    ("flags of another size broadcast", "        check_shapes((L, B), final=final)\n", "", USERS),
     ("statistics of observations count final steps", "agent.obs_stats.update(tensor(obs[:T][valid]))", "agent.obs_stats.update(tensor(obs[:T]).flatten(0, 1))", ROLL),
     ("observations are never normalised", "self.encoder(self.normalize(obs))\n        h = ", "self.encoder(obs)\n        h = ", ROLL),
     ("predict keeps the state after a final step", "        state = state.where(tensor(~final)[:, None], 0.0)\n        return", "        return", AGENT),
     ("final steps need a legal choice", "np.flatnonzero(sent & ~final)", "np.flatnonzero(sent)", AGENT),
     ("an evaluation that samples", "logp.argmax(-1) if deterministic else sample(logp)", "sample(logp)", AGENT),
-    ("an evaluation that forgets", "action, state = agent.predict(obs, info, state, final, deterministic)", "action, _ = agent.predict(obs, info, state, final, deterministic)", RUN),
-    ("an evaluation whose state crosses episodes", "agent.predict(obs, info, state, final, deterministic)", "agent.predict(obs, info, state, None, deterministic)", RUN),
-    ("all episodes of an evaluation begin alike", "obs, info = envs.reset(seed=seed)\n    state = final", "obs, info = envs.reset(seed=[seed] * envs.num_envs)\n    state = final", RUN),
-    ("an evaluation counts later episodes", "ended = final & np.isnan(returns)", "ended = final", RUN),
+    ("an evaluation that forgets", "action, state = agent.predict(obs, info, state, final, deterministic)", "action, _ = agent.predict(obs, info, state, final, deterministic)", EVALUATION),
+    ("an evaluation whose state crosses episodes", "agent.predict(obs, info, state, final, deterministic)", "agent.predict(obs, info, state, None, deterministic)", EVALUATION),
+    ("all episodes of an evaluation begin alike", "obs, info = envs.reset(seed=seed)\n    state = final", "obs, info = envs.reset(seed=[seed] * envs.num_envs)\n    state = final", EVALUATION),
+    ("an evaluation counts later episodes", "ended = final & np.isnan(returns)", "ended = final", EVALUATION),
     ("play is not seeded", "    check_flags(args)\n    seed_everything(args.seed)\n", "    check_flags(args)\n", RUN),
-    ("NumPy's generator is not seeded", "    np.random.seed(seed % 2**32)  # from which some environments draw\n", "", FAULTS),
-    ("Python's generator is not seeded", "    random.seed(seed)\n", "", FAULTS),
+    ("NumPy's generator is not seeded", "    np.random.seed(seed % 2**32)  # from which some environments draw\n", "", USERS),
+    ("Python's generator is not seeded", "    random.seed(seed)\n", "", USERS),
     ("another version goes unsaid", "if saved[\"versions\"] != Run.versions:", "if False:", RUN),
-    ("a NaN observation reaches the agent", '    envs = wrappers.TransformObservation(envs, partial(finite, "obs"))\n', "", FAULTS),
+    ("a NaN observation reaches the agent", '    envs = wrappers.TransformObservation(envs, partial(finite, "obs"))\n', "", USERS),
 ]  # fmt: skip
