@@ -6,7 +6,7 @@
 A mistake is a change of the script's text, or that of an exercise, or flags. Each is compared with
 the script as it is, with the same other flags, on two tasks: CartPole without velocities, where an
 episode may end by its time limit, and POPGym's RepeatPreviousEasy, whose rewards ask for what was
-seen four steps before. The runs are short, so that agents still differ at the end. The final agent
+seen three steps before. The runs are short, so that agents still differ at the end. The final agent
 plays 100 deterministic episodes. docs/details.md shows the results. A run that has a row is not
 trained again: delete the row for that.
 """
