@@ -133,7 +133,7 @@ def table(names: list[str], results: Path = RESULTS) -> str:
     import plot
 
     lines = ["| | CartPole | RepeatPrevious |", "|---|---|---|"]
-    for name in [*dict.fromkeys(map(reference, names)), *names]:
+    for name in dict.fromkeys([*map(reference, names), *names]):  # each once
         measured = [scores(name, task, results) for task in TASKS]
         cells = [f"{plot.shown(x)} ({len(x)})" if len(x) else "not measured" for x in measured]
         label = name.replace("nothing", "as it is", 1)

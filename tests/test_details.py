@@ -44,6 +44,8 @@ def test_the_table_has_the_means_of_the_file(tmp_path):
     table = details.table(["no reset"], tmp_path).split("\n")
     assert table[2] == "| as it is | not measured | not measured |"
     assert re.match(r"\| no reset \| 300.0 \[.*\] \(5\) \| not measured \|", table[3])
+    everything = details.table(list(details.MISTAKES)).split("\n")[2:]
+    assert len(everything) == len({*everything}) == len(details.MISTAKES)
 
 
 def test_the_page_has_every_mistake_once_and_tests_that_exist():
