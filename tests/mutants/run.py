@@ -30,6 +30,8 @@ def failing(copy: Path, words: list[str]) -> str | None:
         [sys.executable, "-m", "pytest", *options, *words], cwd=copy, env=environment,
         timeout=SECONDS, capture_output=True, text=True,
     )  # fmt: skip
+    if done.returncode < 0:  # torch.lstm reads beyond the end of a state
+        return f"{words[0].removeprefix('tests/')}: the process dies"
     none_there = done.returncode in (4, 5) and "::" in words[0]
     assert done.returncode in (0, 1) or none_there, done.stdout[-2000:]
     failed = re.search(r"^(?:FAILED|ERROR) tests/(.+?)(?: - |$)", done.stdout, re.M)
