@@ -101,6 +101,6 @@ MUTANTS = [
     ("play is not seeded", "    check_flags(args)\n    seed_everything(args.seed)\n", "    check_flags(args)\n", RUN),
     ("NumPy's generator is not seeded", "    np.random.seed(seed % 2**32)  # from which some environments draw\n", "", USERS),
     ("Python's generator is not seeded", "    random.seed(seed)\n", "", USERS),
-    ("another version goes unsaid", "if saved[\"versions\"] != Run.versions:", "if False:", RUN),
+    ("another version goes unsaid", "if saved[\"versions\"] != Run.versions:", "if False:", USERS),
     ("a NaN observation reaches the agent", '    envs = wrappers.TransformObservation(envs, partial(finite, "obs"))\n', "", USERS),
 ]  # fmt: skip
