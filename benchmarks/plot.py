@@ -96,6 +96,7 @@ METHODS = {
     "ablated": "no memory",
     "frames": "four frames",
     "lstm, previous action": "LSTM, sees its last action",
+    "lstm, half open": "LSTM, forget gates half open",
     "lstm, chrono": "LSTM, longer memory",
     "lstm, separate critic": "LSTM, separate critic",
     "lstm, sequences of 1": "LSTM, sequences of 1",
