@@ -510,12 +510,21 @@ def test_an_evaluation_cuts_games_and_training_does_not(tmp_path, monkeypatch, r
 def test_play_cuts_games_of_consecutive_seeds(render, tmp_path, monkeypatch, capsys, resets):
     rppo.train(make_args(num_steps=8, total_timesteps=32, runs_dir=str(tmp_path), run_name="a"))
     monkeypatch.setattr(rppo, "EVAL_FRAMES", 120)
+    acted, predict = [], rppo.Agent.predict
+
+    def counted(self, obs, *others):
+        acted.append(len(obs))
+        return predict(self, obs, *others)
+
+    monkeypatch.setattr(rppo.Agent, "predict", counted)
     resets.clear()
     capsys.readouterr()
     flags = f"--play {tmp_path}/a --eval-episodes 2 --seed 5 --render {render}".split()
     monkeypatch.setattr(sys, "argv", ["rppo_gru_atari.py", *flags])
     rppo.main()
     assert resets == ([5] if render == "none" else [5, 6])
+    games = 1 if render == "none" else 2  # one after the other, or side by side
+    assert 20 * games <= len(acted) <= 32 * games  # 120 frames, four a step, less the no-ops
     printed = capsys.readouterr().out.splitlines()
     assert len(printed) == 2 and all(line.startswith("return ") for line in printed)
     videos = [*tmp_path.glob("a/videos/*.mp4")]
