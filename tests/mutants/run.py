@@ -26,12 +26,16 @@ def failing(copy: Path, words: list[str]) -> str | None:
     None if none does, or none is there."""
     options = ["-x", "-q", "-o", "addopts=", "-m", "not slow", "-p", "no:cacheprovider"]
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, *words], cwd=copy, env=environment,
-        timeout=SECONDS, capture_output=True, text=True,
-    )  # fmt: skip
+    file = words[0].removeprefix("tests/")
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", *options, *words], cwd=copy, env=environment,
+            timeout=SECONDS, capture_output=True, text=True,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return f"{file}: does not end"
     if done.returncode < 0:  # torch.lstm reads beyond the end of a state
-        return f"{words[0].removeprefix('tests/')}: the process dies"
+        return f"{file}: the process dies"
     none_there = done.returncode in (4, 5) and "::" in words[0]
     assert done.returncode in (0, 1) or none_there, done.stdout[-2000:]
     failed = re.search(r"^(?:FAILED|ERROR) tests/(.+?)(?: - |$)", done.stdout, re.M)
