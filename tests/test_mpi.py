@@ -383,6 +383,22 @@ module.main()"""
     assert done.returncode == 1 and "the weights of rank 1 are not those of rank 0" in done.stderr
 
 
+def test_a_warning_is_printed_once(tmp_path):
+    """By rank 0; every rank sees the same space."""
+    code = """
+import sys
+import envs, gymnasium as gym, numpy as np
+import ppo1_mpi as module
+class Far(envs.Clock):
+    action_space = gym.spaces.Box(300, 500, (1,), np.float32)
+gym.register("Far-v0", Far)
+sys.argv[0] = module.__file__
+module.main()"""
+    flags = [*CLOCK, "--env-id", "Far-v0", "--total-timesteps", 60]
+    done = mpiexec(2, "-c", code, *flags, cwd=tmp_path)
+    assert done.returncode == 0 and done.stderr.count("RescaleAction") == 1, done.stderr
+
+
 @pytest.mark.parametrize("flags,message", [
     ("--num-minibatches 7", "error: --num-minibatches: must divide the 256 sequences"),
     pytest.param("--nonsense 7", "Unrecognized options: --nonsense, 7", marks=pytest.mark.slow),
