@@ -44,7 +44,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-import gymnasium as gym  # pip install what line 3 lists
+import gymnasium as gym  # pip install what lines 3 and 4 list
 import numpy as np
 import torch
 import torch.nn as nn
