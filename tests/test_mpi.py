@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -292,6 +293,19 @@ def test_each_step_has_its_own_noise(tmp_path, monkeypatch):
         module.Args(env_id=toy(), runs_dir=str(tmp_path), total_timesteps=300, eval_episodes=0)
     )
     assert len(seen) == 512 and len({x.numpy().tobytes() for x in seen}) == 512
+
+
+@pytest.mark.parametrize("memory", ["none", "lstm"])
+def test_a_rollout_without_a_step_that_counts_trains_without_a_warning(memory, tmp_path):
+    """One environment, one step: every second rollout is nothing but a final step."""
+    args = module.Args(env_id=toy(length=1), runs_dir=str(tmp_path), total_timesteps=10,
+                       num_steps=1, seq_len=1, num_minibatches=1, memory=memory, eval_episodes=0)  # fmt: skip
+    with warnings.catch_warnings(record=True) as raised:
+        warnings.simplefilter("always")
+        agent = module.train(args)
+    assert [str(warning.message) for warning in raised] == []
+    assert all(x.isfinite().all() for x in agent.state_dict().values())
+    assert agent.obs_stats.count == 10
 
 
 @pytest.mark.parametrize("masks", ["always", "step", "sometimes"])
