@@ -568,8 +568,7 @@ def make_envs(args: Args, num_envs: int, render_mode: str | None = None):
     """num_envs environments as one, whose observations are vectors (num_envs, n)."""
     mode = "async" if args.async_envs else None  # None: make_vec chooses
     options: dict = {"render_mode": render_mode} if render_mode else {}
-    if render_mode:
-        mode = "sync"
+    mode = "sync" if render_mode else mode
     try:
         envs = gym.make_vec(args.env_id, num_envs, mode, **options)
     except Exception as error:
@@ -611,9 +610,10 @@ class Run:
         self.returns, self.lengths = envs.return_queue, envs.length_queue  # of 100 episodes
         self.step, seconds = 0, 0.0
         space = envs.unwrapped.single_observation_space
+        first = getattr(envs.unwrapped, "envs", [envs])[0].unwrapped
         if "uint8" in str(space) and spaces.flatdim(space) > 1000:
             warnings.warn("pixels become a long vector; docs/recipes/images.py has a CNN for them")
-        if "action_mask" in str(space):
+        if "action_mask" in str(space) or hasattr(first, "action_masks"):
             warnings.warn('a mask of actions counts in info["action_mask"] only')
         name = args.run_name or f"{args.env_id}__{SCRIPT}__{args.seed}__{time.time():.6f}"
         name = name.replace("/", "-").replace(":", "-")

@@ -14,6 +14,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import warnings
 from html.parser import HTMLParser
 from itertools import takewhile
 from pathlib import Path
@@ -240,8 +241,8 @@ def test_python_on_the_pages_runs(pages, folder, monkeypatch, acting):
     assert without["action"].shape == (1,) and without["state"].shape == (2, 1, 8)
 
 
-def test_the_wrapper_on_the_questions_page_moves_the_mask():
-    """An environment for sb3-contrib: its method's mask restricts the actions."""
+def test_the_wrapper_on_the_questions_page_moves_the_mask(tmp_path):
+    """An environment for sb3-contrib: its method's mask restricts the actions, and no run warns."""
     page = (ROOT / "docs/questions.md").read_text()
     [program] = re.findall(r'(?ms)^```python title="masked.py"\n(.*?)^```', page)
     names: dict = {}
@@ -269,6 +270,10 @@ def test_the_wrapper_on_the_questions_page_moves_the_mask():
     agent = script.Agent(script.make_envs(args, 1), args)
     returns = script.evaluate(agent, script.make_envs(args, 3), 1, deterministic=False)
     assert returns == [9.0, 9.0, 9.0]
+    args.num_steps, args.total_timesteps, args.runs_dir = 16, 60, str(tmp_path)
+    with warnings.catch_warnings(record=True) as raised:
+        script.train(args)
+    assert raised == []
 
 
 def test_the_wrapper_on_the_questions_page_seeds_each_process():

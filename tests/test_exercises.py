@@ -3,10 +3,10 @@
 import csv
 import json
 import re
-import subprocess
 import sys
 
 import gymnasium as gym
+import launch
 import numpy as np
 import pytest
 import torch
@@ -110,16 +110,14 @@ def test_a_changed_script_trains_resumes_and_says_what_it_is(name, tmp_path, mon
     assert 400 <= result["global_step"] == saved["step"] and len(result["evaluation"]) == 10
 
 
-def test_wrong_names_and_runs_are_refused_in_one_line(tmp_path):
-    command = [sys.executable, str(ROOT / "docs/exercises/train.py")]
-    for flags, error in (
-        (["lstm"], "error: lstm is not one of unchanged, no_bootstrap"),
-        (["--resume", "x"], "error: x is not the directory of a run: it has no agent.pt"),
-    ):
-        done = subprocess.run([*command, *flags], cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode and done.stderr.strip().split("\n")[-1].startswith(error), (
-            done.stderr
-        )
+@pytest.mark.parametrize("flags,error", [
+    (["lstm"], "error: lstm is not one of unchanged, no_bootstrap"),
+    (["--resume", "x"], "error: x is not the directory of a run: it has no agent.pt"),
+])  # fmt: skip
+def test_wrong_names_and_runs_are_refused_in_one_line(flags, error, tmp_path):
+    program = str(ROOT / "docs/exercises/train.py")
+    done = launch.start(program, flags, tmp_path, tmp_path / "log").wait()
+    assert done.returncode > 0 and done.lines[-1].startswith(error), done.stderr
 
 
 def test_seeds_compare_with_the_script(tmp_path, monkeypatch, capsys):

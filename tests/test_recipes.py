@@ -3,9 +3,9 @@ test_recipes_environments, _networks, _exchange, _runs and _pairs."""
 
 import ast
 import json
-import subprocess
 import sys
 
+import launch
 import pytest
 from conftest import ROOT, SCRIPTS
 from recipe_tools import FOLDER, driver, needs, run
@@ -153,7 +153,6 @@ def test_a_recipe_of_ones_own(tmp_path, monkeypatch):
 )
 def test_programs_answer_wrong_words_in_one_line(words, said, tmp_path):
     program, *others = words.split()
-    command = [sys.executable, str(FOLDER / program), *others]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    done = launch.start(str(FOLDER / program), others, tmp_path, tmp_path / "log").wait()
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"error: {said}") and done.stderr.count("\n") == 1

@@ -4,10 +4,10 @@ import ast
 import difflib
 import io
 import re
-import subprocess
 import sys
 import tokenize
 
+import launch
 import pytest
 import sync
 from conftest import ROOT, SCRIPTS
@@ -211,12 +211,13 @@ def test_blocks_of_one_name_are_one_text():
 def test_the_exceptions_are_exceptions():
     """No two groups of scripts have the same text of a block, and every exception exists."""
     texts = {script: (ROOT / f"{script}.py").read_text() for script in SCRIPTS}
+    blocks = {script: sync.blocks(text) for script, text in texts.items()}
     for name, (groups, _) in sync.EXCEPTIONS.items():
         versions = []
         for scripts in groups:
-            having = [script for script in scripts if name in sync.blocks(texts[script])]
+            having = [script for script in scripts if name in blocks[script]]
             if having:
-                first, last = sync.blocks(texts[having[0]])[name]
+                first, last = blocks[having[0]][name]
                 versions.append("\n".join(texts[having[0]].splitlines()[first:last]))
         assert len(versions) == len({*versions}) > 0, name
         assert len(versions) > 1, f"{name} is no exception"
@@ -292,14 +293,16 @@ def state():
     settings += torch.backends.cuda.matmul.allow_tf32, torch.are_deterministic_algorithms_enabled()
     return dict(os.environ), handlers, settings, os.listdir(), threading.active_count()
 sys.path.insert(0, {str(ROOT)!r})
+sys.modules.pop({script!r}, None)
 before = state()
 import {script}
 assert state() == before, (before, state())
 assert not torch.cuda.is_initialized() and os.listdir() == []
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
-    )
+    program, empty = tmp_path / "program.py", tmp_path / "empty"
+    program.write_text(code)
+    empty.mkdir()
+    done = launch.start(str(program), [], empty, tmp_path / "log").wait()
     assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), done.stderr
 
 

@@ -290,19 +290,22 @@ def test_actions_that_no_script_has(script, space, tmp_path):
 
 
 @everywhere
-def test_pixels_and_masks_inside_observations_are_said(script, tmp_path):
-    pixels = spaces.Box(0, 255, (32, 32, 3), np.uint8)
-    inside = spaces.Dict(x=spaces.Box(-1, 1, (2,)), action_mask=spaces.MultiBinary(2))
-    for name, space, word in (
-        ("Pixels", pixels, "images"),
-        ("Inside", inside, 'info["action_mask"]'),
-    ):
-        flags = register(f"{name}{script}", script, observation_space=space,
-                         observe=lambda self: self.observation_space.sample())  # fmt: skip
-        with warnings.catch_warnings(record=True) as raised:
-            warnings.simplefilter("always")
-            trained(tmp_path, script, short(script, flags, f"--run-name {name}"))
-        assert len([x for x in raised if word in str(x.message)]) == 1
+@pytest.mark.parametrize("name,attributes,word", [
+    ("Pixels", dict(observation_space=spaces.Box(0, 255, (32, 32, 3), np.uint8)), "images"),
+    ("Inside", dict(observation_space=spaces.Dict(x=spaces.Box(-1, 1, (2,)),
+                    action_mask=spaces.MultiBinary(2))), 'info["action_mask"]'),
+    ("Method", dict(observation_space=spaces.Box(-1, 1, (2,)),
+                    action_masks=lambda self: [True, False]), 'info["action_mask"]'),
+], ids=lambda x: x if isinstance(x, str) else "")  # fmt: skip
+def test_pixels_and_masks_that_are_not_in_info_are_said_once(
+    script, name, attributes, word, tmp_path
+):
+    flags = register(f"{name}{script}", script, **attributes,
+                     observe=lambda self: self.observation_space.sample())  # fmt: skip
+    with warnings.catch_warnings(record=True) as raised:
+        warnings.simplefilter("default")
+        trained(tmp_path, script, short(script, flags, f"--run-name {name}"))
+    assert len([x for x in raised if word in str(x.message)]) == 1
 
 
 @pytest.mark.parametrize("script", having("legal_choices"))
