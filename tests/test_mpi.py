@@ -3,7 +3,6 @@
 import importlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -351,7 +350,7 @@ def test_kill_9_of_a_rank_ends_the_job_and_its_file_can_be_continued(tmp_path):
 
 @pytest.mark.parametrize("memory", ["none", pytest.param("lstm", marks=pytest.mark.slow)])
 def test_a_resumed_job_is_the_one_never_stopped(memory, tmp_path):
-    """Bit for bit with 2 ranks, twice; another number of ranks can continue it, too."""
+    """Bit for bit with 2 ranks; another number of ranks can continue it, too."""
     flags = [*CLOCK, "--memory", memory, "--hidden-size", 8, "--no-norm-obs"]
     flags += ["--schedule", "constant"]
     for name, steps in ("a", 620), ("b", 310):
@@ -359,22 +358,18 @@ def test_a_resumed_job_is_the_one_never_stopped(memory, tmp_path):
             2, SCRIPT, *flags, "--total-timesteps", steps, "--run-name", name, cwd=tmp_path
         )
         assert done.returncode == 0 and done.stdout.count(f"runs/{name}: ") == 1, done.stderr
-    shutil.copytree(tmp_path / "runs/b", tmp_path / "runs/c")
     saved = module.load(tmp_path / "runs/b")
     assert saved["step"] == 310 and len(saved["rng"]) == 2 and not torch.equal(*saved["rng"])
     whole = module.load(tmp_path / "runs/a")
-    for count, name in (2, "b"), (2, "c"):
-        done = mpiexec(
-            count, SCRIPT, "--resume", f"runs/{name}", "--total-timesteps", 620, cwd=tmp_path
-        )
-        assert done.returncode == 0, done.stderr
-        resumed = module.load(tmp_path / "runs" / name)
-        assert resumed["step"] == whole["step"] == 620 and len(resumed["returns"]) == 20
-        assert all(torch.equal(whole["agent"][key], x) for key, x in resumed["agent"].items())
-        assert all(torch.equal(a, b) for a, b in zip(whole["rng"], resumed["rng"]))
-    done = mpiexec(3, SCRIPT, "--resume", "runs/c", "--total-timesteps", 700, cwd=tmp_path)
-    assert done.returncode == 0 and module.load(tmp_path / "runs/c")["step"] == 713
-    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["a", "b", "c"]
+    done = mpiexec(2, SCRIPT, "--resume", "runs/b", "--total-timesteps", 620, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    resumed = module.load(tmp_path / "runs/b")
+    assert resumed["step"] == whole["step"] == 620 and len(resumed["returns"]) == 20
+    assert all(torch.equal(whole["agent"][key], x) for key, x in resumed["agent"].items())
+    assert all(torch.equal(a, b) for a, b in zip(whole["rng"], resumed["rng"]))
+    done = mpiexec(3, SCRIPT, "--resume", "runs/b", "--total-timesteps", 700, cwd=tmp_path)
+    assert done.returncode == 0 and module.load(tmp_path / "runs/b")["step"] == 713
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["a", "b"]
 
 
 def test_an_update_that_stops_early_stops_on_every_rank(tmp_path):

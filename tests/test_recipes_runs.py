@@ -353,7 +353,8 @@ def test_stopping_is_decided_for_all_ranks(tmp_path):
     path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
     command = ["mpiexec", "-n", "2", sys.executable, str(FOLDER / "callbacks.py"), "ppo1_mpi"]
     command += (
-        "--stop-at-return 8 --total-timesteps 50000 --eval-episodes 0 --num-steps 256".split()
+        "--stop-at-return 8 --total-timesteps 50000 --eval-episodes 0 --num-steps 256 "
+        "--update-epochs 1 --encoder-size 8".split()
     )
     command += ["--runs-dir", str(tmp_path), "--run-name", "a"]
     env = {**os.environ, "PATH": path}
