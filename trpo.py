@@ -690,11 +690,12 @@ class Run:
         self.optimizer = optimizer
         self.returns, self.lengths = envs.return_queue, envs.length_queue  # of 100 episodes
         self.step, seconds = 0, 0.0
-        space = envs.unwrapped.single_observation_space
-        first = getattr(envs.unwrapped, "envs", [envs])[0].unwrapped
+        inner = envs.unwrapped
+        first = inner.envs[0] if isinstance(inner, gym.vector.SyncVectorEnv) else gym.Env()
+        space = inner.single_observation_space
         if "uint8" in str(space) and spaces.flatdim(space) > 1000:
             warnings.warn("pixels become a long vector; docs/recipes/images.py has a CNN for them")
-        if "action_mask" in str(space) or hasattr(first, "action_masks"):
+        if "action_mask" in str(space) or first.has_wrapper_attr("action_masks"):
             warnings.warn('a mask of actions counts in info["action_mask"] only')
         name = args.run_name or f"{args.env_id}__{SCRIPT}__{args.seed}__{time.time():.6f}"
         name = name.replace("/", "-").replace(":", "-")
@@ -849,10 +850,9 @@ def parse_args() -> Args:
     """Flags over defaults: those of the run to resume or play, or of PRESETS."""
     early, _ = tyro.cli(Args, return_unknown_args=True, add_help=False)
     run_dir = early.play or early.resume
+    defaults: dict = PRESETS.get((early.env_id, early.mask_velocity), {})
     if run_dir:
         defaults = vars(Args(**load(run_dir)["args"]))
-    else:
-        defaults = PRESETS.get((early.env_id, early.mask_velocity), {})
     about = "\n\n".join((__doc__ or "").split("\n\n")[:2])  # python -OO has no docstring
     args = tyro.cli(Args, default=Args(**defaults), description=about)
     if run_dir:

@@ -296,12 +296,17 @@ def test_actions_that_no_script_has(script, space, tmp_path):
                     action_mask=spaces.MultiBinary(2))), 'info["action_mask"]'),
     ("Method", dict(observation_space=spaces.Box(-1, 1, (2,)),
                     action_masks=lambda self: [True, False]), 'info["action_mask"]'),
+    ("Wrapper", dict(observation_space=spaces.Box(-1, 1, (2,))), 'info["action_mask"]'),
 ], ids=lambda x: x if isinstance(x, str) else "")  # fmt: skip
 def test_pixels_and_masks_that_are_not_in_info_are_said_once(
     script, name, attributes, word, tmp_path
 ):
     flags = register(f"{name}{script}", script, **attributes,
                      observe=lambda self: self.observation_space.sample())  # fmt: skip
+    if name == "Wrapper":  # as sb3-contrib's ActionMasker
+        spec = gym.spec(f"{name}{script}-v0")
+        env = spec.entry_point
+        spec.entry_point = lambda: type("Masker", (gym.Wrapper,), {"action_masks": 1})(env())
     with warnings.catch_warnings(record=True) as raised:
         warnings.simplefilter("default")
         trained(tmp_path, script, short(script, flags, f"--run-name {name}"))
