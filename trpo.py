@@ -654,7 +654,7 @@ def make_envs(args: Args, num_envs: int, render_mode: str | None = None):
         envs = gym.make_vec(args.env_id, num_envs, mode, **options)
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1].filename
-        if "gymnasium" not in last and not isinstance(error, (gym.error.Error, ImportError)):
+        if not ("gymnasium" in last or "importlib" in last or isinstance(error, ImportError)):
             raise  # an error in the environment itself
         hint = 'yours: my_module:MyEnv-v0; packages: pip install ".[atari,box2d,minigrid,mujoco]"'
         raise ArgumentError(f"--env-id {args.env_id}: {error} ({hint})") from error

@@ -327,7 +327,8 @@ def test_entry_points_that_are_missing_or_need_an_argument(script, tmp_path):
     assert_refused(main(tmp_path, script, f"--env-id Missing{script}-v0"), "Nothing")
     gym.register(f"Needs{script}-v0", needs)
     assert_refused(main(tmp_path, script, f"--env-id Needs{script}-v0"), "size")
-    assert_refused(main(tmp_path, script, "--env-id TMaze-v0"), "my_module:MyEnv-v0")
+    for env_id in "TMaze-v0", "./my_module.py:TMaze-v0", ":TMaze-v0":
+        assert_refused(main(tmp_path, script, f"--env-id {env_id}"), "my_module:MyEnv-v0")
 
 
 def needs(size):
