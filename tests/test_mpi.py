@@ -266,11 +266,13 @@ def test_numbers_are_drawn_from_the_gaussian():
 
 
 def test_predict_carries_the_state():
-    """Of both LSTMs, and none at an episode's start."""
+    """Of both LSTMs, and none at an episode's start. What is deterministic draws no numbers."""
     agent = agent_for(spaces.Box(-9, 9, (2,)), memory="lstm").float()
     obs, state, h, seen = torch.rand(4, 3), None, agent.initial_state(4), []
+    random = torch.get_rng_state()
     for _ in range(3):
         action, state = agent.predict(obs.numpy(), {}, state)
+        assert torch.equal(torch.get_rng_state(), random)
         with torch.no_grad():
             features, _, h = agent.step(obs, h)
             assert np.allclose(action, agent.actor(features), atol=1e-6)
