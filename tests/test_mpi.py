@@ -296,6 +296,16 @@ def test_each_step_has_its_own_noise(tmp_path, monkeypatch):
     assert len(seen) == 512 and len({x.numpy().tobytes() for x in seen}) == 512
 
 
+@pytest.mark.parametrize("flags,said", [
+    (dict(memory="gru"), "--memory gru: must be none or lstm"),
+    (dict(schedule="cosine"), "--schedule: must be linear or constant"),
+])  # fmt: skip
+def test_an_unknown_choice_in_a_program(flags, said):
+    """In the shell tyro refuses it."""
+    with pytest.raises(module.ArgumentError, match=said):
+        module.check_args(module.Args(**flags))
+
+
 @pytest.mark.parametrize("memory", ["none", "lstm"])
 def test_a_rollout_without_a_step_that_counts_trains_without_a_warning(memory, tmp_path):
     """One environment, one step: every second rollout is nothing but a final step."""

@@ -326,8 +326,6 @@ OWN = {
         ("--num-minibatches 3", "--num-minibatches: must divide the 8 sequences"),
         ("--memory none --num-minibatches 3", "--num-minibatches: must divide the 128 sequences"),
         ("--vf-coef -1", "--vf-coef -1.0: must be from"),
-        ("--memory gru", "--memory gru: must be none or lstm"),
-        ("--schedule cosine", "--schedule: must be linear or constant"),
     ],
 }
 

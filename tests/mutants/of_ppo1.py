@@ -71,8 +71,8 @@ MUTANTS = [
     ("actions are not clipped", "array.clip(space.low, space.high)", "array", MPI),
     ("the start of a Discrete space is forgotten", ' + getattr(space, "start", 0)', "", MPI),
     # Files and flags
-    ("an unknown memory is none", '    check(args.memory in ("none", "lstm"), f"--memory {args.memory}: must be none or lstm")\n', "", RUN),
-    ("an unknown schedule is constant", '    check(args.schedule in ("linear", "constant"), "--schedule: must be linear or constant")\n', "", RUN),
+    ("an unknown memory is none", '    check(args.memory in ("none", "lstm"), f"--memory {args.memory}: must be none or lstm")\n', "", MPI),
+    ("an unknown schedule is constant", '    check(args.schedule in ("linear", "constant"), "--schedule: must be linear or constant")\n', "", MPI),
     ("resuming forgets the optimiser", '            optimizer.load_state_dict(saved["optimizer"])\n', "", MPI),
     ("a saved file has the first optimiser", '"optimizer": self.optimizer.state_dict()', '"optimizer": torch.optim.Adam(self.agent.parameters(), eps=1e-5).state_dict()', RUN),
     ("Adam's epsilon is torch's default", "eps=1e-5, ", "", RUN),
