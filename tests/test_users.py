@@ -289,6 +289,13 @@ def test_actions_that_no_script_has(script, space, tmp_path):
     assert_refused(main(tmp_path, script, short(script, flags)), "use MultiDiscrete")
 
 
+class Masker(gym.Wrapper):
+    """As sb3-contrib's ActionMasker."""
+
+    def action_masks(self):
+        return [True, False]
+
+
 @everywhere
 @pytest.mark.parametrize("name,attributes,word", [
     ("Pixels", dict(observation_space=spaces.Box(0, 255, (32, 32, 3), np.uint8)), "images"),
@@ -303,10 +310,10 @@ def test_pixels_and_masks_that_are_not_in_info_are_said_once(
 ):
     flags = register(f"{name}{script}", script, **attributes,
                      observe=lambda self: self.observation_space.sample())  # fmt: skip
-    if name == "Wrapper":  # as sb3-contrib's ActionMasker
+    if name == "Wrapper":
         spec = gym.spec(f"{name}{script}-v0")
-        env = spec.entry_point
-        spec.entry_point = lambda: type("Masker", (gym.Wrapper,), {"action_masks": 1})(env())
+        make = spec.entry_point
+        spec.entry_point = lambda: Masker(make())
     with warnings.catch_warnings(record=True) as raised:
         warnings.simplefilter("default")
         trained(tmp_path, script, short(script, flags, f"--run-name {name}"))
