@@ -1,4 +1,4 @@
-"""Activations, and how weights begin: ReLU, ELU, GELU or SiLU instead of tanh; torch's first draws.
+"""Activations and initial weights: ReLU, ELU, GELU or SiLU instead of tanh; torch's initialisation.
 
     python docs/recipes/activations.py --activation relu --env-id CartPole-v1 --mask-velocity
     python docs/recipes/activations.py trpo --no-orthogonal

@@ -1,4 +1,4 @@
-"""Evaluations that end: an episode is cut after so many steps, and its return is what it had.
+"""A step limit for evaluations: an episode that is cut counts with the return it has by then.
 
     python docs/recipes/eval_limit.py rppo_lstm --eval-steps 1000 --env-id my_module:Endless-v0
 

@@ -1,4 +1,4 @@
-"""No memory, but the last 4 observations: instead of an LSTM where little is to be remembered.
+"""Frame stacking: the last 4 observations instead of an LSTM, where they are memory enough.
 
     python docs/recipes/frame_stack.py --env-id CartPole-v1 --mask-velocity
     python docs/recipes/frame_stack.py rppo_continuous --env-id Pendulum-v1 --mask-velocity

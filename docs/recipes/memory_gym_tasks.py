@@ -5,11 +5,11 @@
     python docs/recipes/memory_gym_tasks.py --task '{"command_count": [4], "explosion_delay": [2]}'
     python docs/recipes/use.py --play runs/RUN --render video
 
-Pleines et al. 2023. pip install --no-deps memory-gym==1.0.2: what it pins is old, and nothing of it
-has to change. --task has what the environments take as reset(options=...). The recipe images comes
-along, for its CNN. Three things are added: an episode of Mystery Path that reaches its limit of
-steps is truncated, where the environment says terminated; an environment that is closed leaves
-pygame to the others; and sound is off.
+Pleines et al. 2023. pip install --no-deps memory-gym==1.0.2: its pinned dependencies are old, and
+--no-deps leaves yours as they are. --task has what the environments take as reset(options=...). The
+recipe images comes along, for its CNN. Three things are added: an episode of Mystery Path that
+reaches its limit of steps is truncated, where the environment says terminated; an environment that
+is closed leaves pygame to the others; and sound is off.
 """
 
 import json

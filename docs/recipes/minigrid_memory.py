@@ -7,12 +7,12 @@
     python docs/recipes/use.py --play runs/RUN                    # to watch the agent
 
 As Pleines et al. have it (recurrent-ppo-truncated-bptt): the agent sees 3 x 3 cells, and turns to
-the left, to the right, or walks. The way is an exclusive or of what it saw and what it sees, so
-that neither alone pays: returns stay at chance for hundreds of thousands of steps. Three things
-shorten the wait, and make it an easier task than their pixels are: forget gates begin nearly open,
-with a bias of FORGET; a cell's kind is one of five inputs, SCALE or 0, and its colour is none; many
-gradient steps, each on two environments, at a high entropy coefficient. With --pixels, whose CNN is
-that of the recipe images, the second is not so.
+the left, to the right, or walks. Which way is right is the exclusive or of what it saw and what it
+sees now, so neither helps alone: returns stay at chance for hundreds of thousands of steps. Three
+things shorten the wait, and make it an easier task than their pixels are: forget gates begin nearly
+open, with a bias of FORGET; a cell's kind is one of five inputs, SCALE or 0, and its colour is
+none; many gradient steps, each on two environments, at a high entropy coefficient. With --pixels,
+whose CNN is that of the recipe images, the second is not so.
 """
 
 from dataclasses import dataclass, replace

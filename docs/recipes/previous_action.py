@@ -3,8 +3,8 @@
     python docs/recipes/previous_action.py --env-id popgym:popgym-MultiarmedBanditEasy-v0
 
 What an agent has just done, and what it got for it, is part of what it must remember: in a bandit,
-say, nothing else tells which arm pays. The state has no other way to the action, which is sampled
-after the LSTM. Both are 0 where an episode begins. POPGym's tasks need pip install ".[popgym]".
+say, nothing else tells which arm pays. The LSTM cannot know the action otherwise: it is sampled
+after the LSTM has run. Both are 0 where an episode begins. POPGym: pip install ".[popgym]".
 """
 
 import numpy as np

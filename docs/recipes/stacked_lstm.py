@@ -1,4 +1,4 @@
-"""Several recurrent layers, LSTMs or GRUs, each with the fused reset; or another kind of one.
+"""Several recurrent layers, LSTMs or GRUs, each with the fused reset; or one of the other kind.
 
     python docs/recipes/stacked_lstm.py --env-id CartPole-v1 --mask-velocity
     python docs/recipes/stacked_lstm.py rppo_continuous --recurrent-layers gru,gru
