@@ -39,7 +39,7 @@ import time
 import traceback
 import warnings
 import zipfile
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -66,7 +66,7 @@ class Args:
     async_envs: bool = False  # a process for each environment, if a rank has several
     total_timesteps: int = 500_000  # environment steps to train for, of all ranks together
     seed: int = 1  # the same seed gives the same run
-    torch_threads: int = 1  # CPU threads; more for large networks
+    torch_threads: int = 1  # CPU threads of a rank; 0: torch's choice
 
     num_envs: int = 1  # parallel environments (N) of each rank
     num_steps: int = 256  # time steps of a rollout (T)
@@ -80,20 +80,20 @@ class Args:
     encoder_size: int = 64  # units of both layers of each encoder
     memory: Literal["none", "lstm"] = "none"  # after the encoders; without it L is 1
     hidden_size: int = 128  # units of each LSTM (H)
-    ablate_memory: bool = False  # keep no state from step to step, L = 1: a control
+    ablate_memory: bool = False  # a control: keep no state between steps, L = 1
 
-    learning_rate: float = 1e-3  # Adam's, at the start
-    schedule: Literal["linear", "constant"] = "linear"  # learning_rate and clip_coef fall to 0
+    learning_rate: float = 1e-3  # Adam's, at first
+    schedule: Literal["linear", "constant"] = "linear"  # linear: learning_rate, clip_coef fall to 0
     clip_coef: float = 0.2  # epsilon of the surrogate
     ent_coef: float = 0.01  # weight of the entropy bonus
     vf_coef: float = 2.0  # weight of the value loss
-    target_kl: float = np.inf  # an update ends where the estimated KL exceeds 1.5 times this
+    target_kl: float = np.inf  # an update ends when the estimated KL exceeds 1.5 times this
 
     runs_dir: str = "runs"  # directory of new runs
     run_name: str | None = None  # name of a new run; None: env_id__script__seed__time
     track: bool = False  # log to Weights & Biases
     eval_episodes: int = 10  # episodes after training, or of --play
-    deterministic: bool = True  # evaluate the most probable actions; else they are sampled
+    deterministic: bool = True  # evaluate the most probable actions, not sampled ones
     resume: str | None = None  # directory of a run to continue; flags given here override its own
     play: str | None = None  # directory of a run whose agent to watch
     render: Literal["human", "video", "none"] = "human"  # --play: a window, RUN/videos, or returns
@@ -172,7 +172,7 @@ def linear(inputs: int, outputs: int, std: float = 2**0.5) -> nn.Linear:
 
 class Agent(nn.Module):
     """Actor and critic, which share nothing, each with an encoder of its own and, if args.memory
-    says so, an LSTM. state is (4, N, H), the actor's h and c, the critic's; else (0, N, H)."""
+    says so, an LSTM. state is (4, N, H): the actor's h and c, then the critic's; else (0, N, H)."""
 
     def __init__(self, envs, args: Args):
         super().__init__()
@@ -180,7 +180,7 @@ class Agent(nn.Module):
         self.action_space = envs.single_action_space
         self.box = isinstance(self.action_space, spaces.Box)
         choices = num_choices(self.action_space)  # (K,)
-        self.exists = np.arange(choices.max()) < choices[:, None]  # (K, A)
+        self.exists = np.arange(choices.max()) < choices[:, None]  # (K, A): existing choices
         inputs = spaces.flatdim(envs.single_observation_space)
         E = features = args.encoder_size
         self.encoder = nn.Sequential(linear(inputs, E), nn.Tanh(), linear(E, E), nn.Tanh())
@@ -207,7 +207,7 @@ class Agent(nn.Module):
         return ((obs - self.obs_stats.mean) / std).clamp(-10, 10).to(obs.dtype)
 
     def log_probs(self, h: Tensor, legal: Tensor) -> Tensor:
-        """The LSTM's h (..., H), legal choices (..., K, A) -> log-probabilities (..., K, A)."""
+        """h (..., H), legal choices (..., K, A) -> log-probabilities (..., K, A)."""
         logits = self.actor(h).unflatten(-1, self.exists.shape)
         return logits.masked_fill(~legal, -1e9).log_softmax(-1)  # not -inf: 0 * inf is NaN
 
@@ -233,7 +233,7 @@ class Agent(nn.Module):
         x = self.normalize(obs)
         h = self.encoder(x)
         if self.args.memory == "none":
-            return h, np.nan, state  # nothing waits for the value: see `train`
+            return h, np.nan, state  # `train` computes all values in one call
         policy_state = self.lstm.step(h, state[:2])
         critic_state = self.critic_lstm.step(self.critic_encoder(x), state[2:])
         next_state = torch.cat([policy_state, critic_state])
@@ -257,8 +257,8 @@ class Agent(nn.Module):
 
     @torch.inference_mode()
     def predict(self, obs, info=None, state=None, final=None, deterministic: bool = True):
-        """obs (N, n) and info of N environments, state, None at first, and final (N,), which obs
-        are an episode's last -> actions for the environments; state, zero after final steps."""
+        """obs (N, n) and info of N environments, state (None at first), final (N,): which obs are
+        an episode's last -> actions for the environments; state, zero after final steps."""
         obs, state, final = check_inputs(self, obs, state, final)
         legal = legal_choices(self.exists, info or {}, final)
         tensor = partial(torch.as_tensor, device=state.device)
@@ -281,7 +281,7 @@ def log_prob(logp: Tensor, actions: Tensor) -> Tensor:
 
 
 def num_choices(space):
-    """How many choices each of the K components of an action has: 1, if it is a number."""
+    """How many choices each of the K components of an action has; a real number has 1."""
     if isinstance(space, spaces.Discrete):
         return np.array([space.n])
     if isinstance(space, spaces.MultiDiscrete):
@@ -295,10 +295,10 @@ def num_choices(space):
 
 
 def legal_choices(exists, info: dict, final):
-    """(N, K, A): what exists and info's "action_mask", if an environment sent one, allows: 1 or 0
-    for each choice of each component. Final steps need no legal choice."""
+    """The choices (N, K, A) that exist and that info's "action_mask" allows, where one was sent:
+    1 or 0 for each choice of each component. Final steps need no legal choice."""
     legal = exists[None].repeat(len(final), axis=0)
-    if "action_mask" in info:
+    if "action_mask" in info and exists.shape[1] > 1:
         sent = info.get("_action_mask", np.ones(len(final), bool))  # (N,): who sent a mask
         for i in np.flatnonzero(sent & ~final):
             mask = np.hstack(info["action_mask"][i])
@@ -328,13 +328,13 @@ class RunningMeanStd(nn.Module):
 
     def update(self, rows: Tensor) -> None:
         """Adds rows (M, *shape) (Chan, Golub & LeVeque 1979, eq. 2.1)."""
-        n = len(rows)
+        M = len(rows)
         rows = rows.double()
-        total = self.count + n
+        total = self.count + M
         delta = rows.mean(0) - self.mean
-        squares = self.var * self.count + rows.var(0, correction=0) * n
-        squares += delta**2 * self.count * n / total  # of distances from the common mean
-        self.mean = self.mean + delta * n / total
+        squares = self.var * self.count + rows.var(0, correction=0) * M
+        squares += delta**2 * self.count * M / total  # of distances from the common mean
+        self.mean = self.mean + delta * M / total
         self.var = squares / total
         self.count = total
 
@@ -375,7 +375,7 @@ def to_sequences(x: Tensor, L: int) -> Tensor:
 
 
 def minibatches(S: int, args: Args):
-    """Yields the sequences (B,) of each minibatch; every epoch has them all, in a new order."""
+    """Yields each minibatch's indices (B,) of sequences; an epoch has all, in a new order."""
     for _ in range(args.update_epochs):
         yield from torch.randperm(S).view(args.num_minibatches, -1)
 
@@ -389,12 +389,12 @@ def average(x: Tensor, comm) -> None:
 def train(args: Args) -> Agent:
     """Play T steps in N environments, estimate advantages, improve the agent; repeat."""
     check_args(args)
-    torch.set_num_threads(args.torch_threads)
+    torch.set_num_threads(args.torch_threads or torch.get_num_threads())
     comm = world()
     seed = args.seed + 10_000 * comm.rank  # each rank draws other numbers
     seed_everything(seed)
     T, N = args.num_steps, args.num_envs
-    L = args.seq_len
+    L = args.seq_len or T
     envs = make_envs(args, N)
     agent = Agent(envs, args)
     optimizer = torch.optim.Adam(agent.parameters(), eps=1e-5, fused=True)  # lr is set below
@@ -407,7 +407,7 @@ def train(args: Args) -> Agent:
     tensor = torch.as_tensor
     # NumPy holds what environments return, torch what the agent computes.
     obs = np.zeros((T + 1, N, spaces.flatdim(envs.single_observation_space)), np.float32)
-    legal = np.zeros((T + 1, N, *agent.exists.shape), bool)  # allowed choices
+    legal = np.zeros((T + 1, N, *agent.exists.shape), bool)
     final = np.zeros((T + 1, N), bool)  # obs[t] is the last of its episode
     rewards = np.zeros((T, N), np.float32)
     terminated = np.zeros((T, N), bool)
@@ -477,7 +477,7 @@ def train(args: Args) -> Agent:
             value_loss = 0.5 * (value - return_).square().mean()
             entropy = entropy.mean()
             means = torch.stack([policy_loss, value_loss, entropy, kl]).detach()
-            if not batch_valid.any():  # this rank adds losses, not NaN, and gradients of 0
+            if not batch_valid.any():  # this rank adds losses and gradients of 0, not NaN
                 means.zero_()
             average(means, comm)
             losses.append(means)
@@ -499,9 +499,9 @@ def train(args: Args) -> Agent:
         legal[0] = legal[T]
         final[0] = final[T]
 
-    envs.close()
     if comm.rank == 0:
         run.finish()
+    envs.close()
     return agent
 
 
@@ -526,29 +526,30 @@ def check_shapes(shape: tuple[int, ...], **arrays) -> None:
 def check_inputs(agent: Agent, obs, state, final):
     """The inputs of predict, completed; ValueError for other shapes."""
     if getattr(obs, "shape", ())[1:] != agent.obs_stats.mean.shape:
-        raise ValueError(f"obs must be (N, {len(agent.obs_stats.mean)}): obs[None] is that of one"
-                         " environment, gymnasium.spaces.flatten that of a Dict")  # fmt: skip
+        raise ValueError(f"obs must be (N, {len(agent.obs_stats.mean)}): take obs[None] for one"
+                         " environment, and gymnasium.spaces.flatten for a Dict")  # fmt: skip
     state = agent.initial_state(len(obs)) if state is None else state
-    final = np.zeros(len(obs), bool) if final is None else final
+    final = np.zeros(len(obs), bool) if final is None else np.asarray(final, bool)
     check_shapes(agent.initial_state(len(obs)).shape, state=state)
     check_shapes(obs.shape[:1], final=final)
     return np.float32(obs), state, final
 
 
 def check_args(args: Args) -> None:
-    """Raises ArgumentError for the first flag that cannot work. Sets seq_len to L, if it is 0."""
+    """Raises ArgumentError for the first flag that cannot work. Without memory L is 1."""
     check_flags(args)
     check(args.memory in ("none", "lstm"), f"--memory {args.memory}: must be none or lstm")
     check(args.schedule in ("linear", "constant"), "--schedule: must be linear or constant")
     T = args.num_steps
-    args.seq_len = 1 if args.memory == "none" or args.ablate_memory else args.seq_len or T
-    check(T % args.seq_len == 0, f"--seq-len {args.seq_len}: must divide --num-steps {T}")
-    S = args.num_envs * T // args.seq_len
+    args.seq_len = 1 if args.memory == "none" or args.ablate_memory else args.seq_len
+    L = args.seq_len or T
+    check(T % L == 0, f"--seq-len {L}: must divide --num-steps {T}")
+    S = args.num_envs * T // L
     check(S % args.num_minibatches == 0, f"--num-minibatches: must divide the {S} sequences")
 
 
 def warn_of_bounds(space) -> None:
-    """Warns of a Box of actions far from [-1, 1], about which a new policy samples."""
+    """Warns of a Box of actions that is far from [-1, 1], where a new policy samples."""
     bounds = np.array([space.low, space.high], float)
     size = np.abs(bounds)
     far = (size > 10) & (size < 1e30)  # a larger bound is none
@@ -560,7 +561,7 @@ def warn_of_bounds(space) -> None:
 def check_flags(args: Args) -> None:
     """Raises ArgumentError for the first flag of a wrong type or range. Makes 3e5 an int."""
     ranges = {
-        "seed": (0, 1e9), "eval_episodes": (0, 1e9), "torch_threads": (0, 1e9), "seq_len": (0, 1e9),
+        "seed": (0, 1e9), "eval_episodes": (0, 1e9), "torch_threads": (0, 999), "seq_len": (0, 1e9),
         "gamma": (0, 1), "gae_lambda": (0, 1), "log_std_init": (-20, 20), "sticky_actions": (0, 1),
     }  # fmt: skip
     for field in fields(args):
@@ -573,20 +574,20 @@ def check_flags(args: Args) -> None:
             check(fits and field.type(value) == value, f"{flag}: must be from {low:g} to {high:g}")
             setattr(args, field.name, field.type(value))
         elif value is not None or default is not None:
-            kinds = (bool, np.bool_) if field.type is bool else (str, Path)
-            check(isinstance(value, kinds), f"{flag}: must be of type {kinds[0].__name__}")
-            setattr(args, field.name, kinds[0](value))
+            kind = (bool, np.bool_) if field.type is bool else (str, Path)
+            check(isinstance(value, kind) and value != "", f"{flag}: must be a {kind[0].__name__}")
+            setattr(args, field.name, kind[0](value))
 
 
 def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
-    np.random.seed(seed % 2**32)  # from which some environments draw
+    np.random.seed(seed % 2**32)  # some environments draw from it
     random.seed(seed)
 
 
 def finite(name: str, x):
-    """x. FloatingPointError, with the place, if a number of it is not finite."""
-    if not np.abs(x).max() < 2**24:  # NaN is not, either
+    """Returns x. FloatingPointError, with the place, if one of its numbers is not finite."""
+    if not np.abs(x).max() < 2**24:  # true for NaN, too
         if bad := np.argwhere(~np.isfinite(x)).tolist():
             raise FloatingPointError(f"{name}{bad[0]} is {x[tuple(bad[0])]}")
         warnings.warn(f"{name} above 2**24 lose digits in float32: scale them")
@@ -611,7 +612,7 @@ def make_envs(args: Args, num_envs: int, render_mode: str | None = None):
         envs = gym.make_vec(args.env_id, num_envs, mode, **options)
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1].filename
-        if not ("gymnasium" in last or "importlib" in last or isinstance(error, ImportError)):
+        if not (gym.__path__[0] in last or "importlib" in last or isinstance(error, ImportError)):
             raise  # an error in the environment itself
         hint = 'yours: my_module:MyEnv-v0; packages: pip install ".[atari,box2d,minigrid,mujoco]"'
         raise ArgumentError(f"--env-id {args.env_id}: {error} ({hint})") from error
@@ -631,7 +632,7 @@ def make_envs(args: Args, num_envs: int, render_mode: str | None = None):
         envs = wrappers.FlattenObservation(envs)
     envs = wrappers.TransformObservation(envs, partial(finite, "obs"))
     envs = wrappers.TransformReward(envs, partial(finite, "rewards"))
-    return wrappers.RecordEpisodeStatistics(envs, stats_key="statistics")
+    return wrappers.RecordEpisodeStatistics(envs, stats_key="run_statistics")
 
 
 class Run:
@@ -646,7 +647,7 @@ class Run:
         self.agent = agent
         self.optimizer = optimizer
         self.comm = world()
-        self.returns, self.lengths = envs.return_queue, envs.length_queue  # of 100 episodes
+        self.returns, self.lengths = envs.return_queue, envs.length_queue  # of the last 100
         self.step, seconds = 0, 0.0
         space = envs.unwrapped.single_observation_space
         first = getattr(envs.unwrapped, "envs", [gym.Env()])[0]
@@ -726,7 +727,7 @@ class Run:
         """Writes agent.pt: a crash leaves the old one or the new one."""
         self.writer.flush()
         contents = {
-            "script": SCRIPT, "args": vars(self.args), "agent": self.agent.state_dict(),
+            "script": SCRIPT, "args": asdict(self.args), "agent": self.agent.state_dict(),
             "optimizer": self.optimizer.state_dict(), "rng": self.rng,
             "step": self.step, "seconds": time.time() - self.began, "versions": self.versions,
             "returns": [float(x) for x in self.returns], "lengths": [int(x) for x in self.lengths],
@@ -743,7 +744,7 @@ class Run:
         self.save()
         self.bar.close()
         self.writer.close()
-        timed = self.timed[1:] or [(self.step, self.logged - self.began)]  # of one iteration: that
+        timed = self.timed[1:] or [(self.step, self.logged - self.began)]  # one iteration: all
         sps = sum(steps for steps, _ in timed) / sum(time for _, time in timed)
         evaluation = []
         if self.args.eval_episodes > 0:
@@ -757,14 +758,14 @@ class Run:
         score = np.mean(evaluation or self.returns or [np.nan])
         try:
             print(f"{self.dir}: return {score:.5g}, {sps:.0f} steps a second", flush=True)
-        except OSError:  # nobody reads it, or the disk is full; the run is complete
+        except (OSError, ValueError):  # nobody reads it, a full disk, another encoding
             sys.stdout = open(os.devnull, "w")
 
 
 def load(run_dir, agent: Agent | None = None) -> dict:
     """Reads a run's agent.pt, running no code in it, and gives its weights to the agent."""
     file = Path(run_dir, "agent.pt")
-    check(file.is_file(), f"{run_dir} is not the directory of a run: it has no agent.pt")
+    check(os.path.isfile(file), f"{run_dir} is not the directory of a run: it has no agent.pt")
     try:
         with zipfile.ZipFile(file) as opened:
             check(opened.testzip() is None, "it is damaged")
@@ -792,7 +793,7 @@ def evaluate(agent: Agent, envs, seed: int, deterministic: bool = True) -> list[
             final = terminated | truncated
             ended = final & np.isnan(returns)
             if ended.any():
-                returns[ended] = info["statistics"]["r"][ended]
+                returns[ended] = info["run_statistics"]["r"][ended]
                 bar.update(ended.sum())
     envs.close()
     return returns.tolist()
@@ -806,8 +807,8 @@ def play(args: Args) -> None:
     if mode == "human" and sys.platform == "linux":
         display = "DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ
         check(display, "--play: there is no display; try --render video, or none")
-    together = 1 if mode else max(1, args.eval_episodes)  # episodes played side by side
-    for episode in range(0, args.eval_episodes, together):
+    together = 1 if mode else args.eval_episodes or 10  # episodes played side by side
+    for episode in range(0, args.eval_episodes or 10, together):
         envs = make_envs(args, together, mode)
         agent = Agent(envs, args)
         load(args.play, agent)

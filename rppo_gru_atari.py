@@ -39,7 +39,7 @@ import time
 import traceback
 import warnings
 import zipfile
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -61,20 +61,20 @@ WORLD_SIZE = int(os.environ.get("WORLD_SIZE") or 1)  # how many processes; torch
 RANK = LOCAL_RANK = 0
 if WORLD_SIZE > 1:  # else they are left over from something else
     RANK = int(os.environ.get("RANK") or 0)  # the number of this process
-    LOCAL_RANK = int(os.environ.get("LOCAL_RANK") or 0)  # its number on its machine, and its GPU's
+    LOCAL_RANK = int(os.environ.get("LOCAL_RANK") or 0)  # its number on its machine; its GPU's, too
 
 
 @dataclass
 class Args:
     env_id: str = "ALE/Pong-v5"  # a game of ale_py
-    frame_stack: int = 1  # the last so many frames are an observation (C)
+    frame_stack: int = 1  # how many of the latest frames are an observation (C)
     sticky_actions: float = 0.0  # probability of repeating an action (Machado et al. 2018: 0.25)
     terminal_on_life_loss: bool = False  # a lost life ends the return, not the game
     clip_rewards: bool = True  # learn from the sign of rewards; the log has the game's score
     total_timesteps: int = 10_000_000  # environment steps to train for
     seed: int = 1  # the same seed gives the same run
     cuda: bool = False  # train on the GPU
-    amp: bool = False  # the CNN computes in bfloat16; slow on CPUs without it
+    amp: bool = False  # the CNN computes in bfloat16; slow on CPUs that lack it
     torch_threads: int = 0  # CPU threads of a process; 0: torch's choice
 
     num_envs: int = 8  # parallel environments of all processes together
@@ -87,7 +87,7 @@ class Args:
 
     hidden_size: int = 128  # units of the GRU (H)
     separate_critic: bool = False  # the critic has a memory of its own
-    ablate_memory: bool = False  # keep no state from step to step, L = 1: a control
+    ablate_memory: bool = False  # a control: keep no state between steps, L = 1
 
     learning_rate: float = 2.5e-4  # Adam's, at first
     anneal_lr: bool = True  # the learning rate falls linearly to 0
@@ -95,13 +95,13 @@ class Args:
     ent_coef: float = 0.01  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # gradients are clipped to this norm
-    target_kl: float = np.inf  # an update ends where the estimated KL exceeds 1.5 times this
+    target_kl: float = np.inf  # an update ends when the estimated KL exceeds 1.5 times this
 
     runs_dir: str = "runs"  # directory of new runs
     run_name: str | None = None  # name of a new run; None: env_id__script__seed__time
     track: bool = False  # log to Weights & Biases
     eval_episodes: int = 10  # episodes after training, or of --play
-    deterministic: bool = True  # evaluate the most probable actions; else they are sampled
+    deterministic: bool = True  # evaluate the most probable actions, not sampled ones
     resume: str | None = None  # directory of a run to continue; flags given here override its own
     play: str | None = None  # directory of a run whose agent to watch
     render: Literal["human", "video", "none"] = "human"  # --play: a window, RUN/videos, or returns
@@ -237,7 +237,7 @@ class Agent(nn.Module):
         if self.args.separate_critic:
             next_state = torch.cat([next_state, self.critic_gru.step(x, state[1:])])
         logp = self.log_probs(next_state[0])
-        value = self.critic(next_state[-1]).squeeze(-1)  # h of the last GRU, be it one or two
+        value = self.critic(next_state[-1]).squeeze(-1)  # the critic's h, or the shared one
         if self.args.ablate_memory:
             next_state = torch.zeros_like(next_state)
         return logp, value, next_state
@@ -258,7 +258,7 @@ class Agent(nn.Module):
 
     @torch.inference_mode()
     def predict(self, obs, info=None, state=None, final=None, deterministic: bool = True):
-        """obs (N, C, 84, 84) and info of N games, state, None at first, and final (N,), which obs
+        """obs (N, C, 84, 84) and info of N games, state (None at first), final (N,): which obs
         are a game's last -> actions for the environments; state, zero after final steps."""
         obs, state, final = check_inputs(self, obs, state, final)
         tensor = partial(torch.as_tensor, device=state.device)
@@ -322,7 +322,7 @@ def to_sequences(x: Tensor, L: int) -> Tensor:
 
 
 def minibatches(S: int, args: Args):
-    """Yields the sequences (B,) of each minibatch; every epoch has them all, in a new order."""
+    """Yields each minibatch's indices (B,) of sequences; an epoch has all, in a new order."""
     for _ in range(args.update_epochs):
         yield from torch.randperm(S).view(args.num_minibatches, -1)
 
@@ -336,7 +336,7 @@ def gather(x) -> list:
 
 
 def all_sum(x: Tensor) -> Tensor:
-    """Makes x its sum over all processes, the same to the bit in each."""
+    """In place: x becomes its sum over all processes, the same in each, bit for bit."""
     if dist.is_initialized():
         dist.all_reduce(x)
     return x
@@ -344,10 +344,10 @@ def all_sum(x: Tensor) -> Tensor:
 
 def moments(x: Tensor):
     """x (M,), where M may differ by process -> the sum of M, mean and standard deviation of all."""
-    M, first, second = all_sum(torch.stack([x.new_tensor(len(x)), x.sum(), x.square().sum()]))
-    mean = first / M
-    var = second / M - mean**2
-    return M, mean, var.clamp(min=0).sqrt()  # rounding can make it negative
+    count, first, second = all_sum(torch.stack([x.new_tensor(len(x)), x.sum(), x.square().sum()]))
+    mean = first / count
+    var = second / count - mean**2
+    return count, mean, var.clamp(min=0).sqrt()  # rounding can make it negative
 
 
 def sum_gradients(agent: Agent) -> None:
@@ -368,7 +368,7 @@ def train(args: Args) -> Agent:
         dist.init_process_group()
     seed_everything(args.seed)
     T, N = args.num_steps, args.num_envs // WORLD_SIZE  # N environments of this process
-    L = args.seq_len
+    L = args.seq_len or T
     device = torch.device(f"cuda:{LOCAL_RANK}" if args.cuda else "cpu")
     envs = make_envs(args, N)
     agent = Agent(envs, args).to(device)
@@ -467,11 +467,11 @@ def train(args: Args) -> Agent:
         obs[0] = obs[T]
         final[0] = final[T]
 
-    envs.close()
     if WORLD_SIZE > 1:
         dist.destroy_process_group()
     if RANK == 0:
         run.finish()
+    envs.close()
     return agent
 
 
@@ -497,25 +497,25 @@ def check_inputs(agent: Agent, obs, state, final):
     """The inputs of predict, completed; ValueError for other shapes."""
     obs = np.asarray(obs)
     if obs.shape[1:] != (agent.args.frame_stack, 84, 84) or obs.dtype != np.uint8:
-        raise ValueError("obs must be uint8 (N, C, 84, 84): obs[None] is that of one game")
+        raise ValueError("obs must be uint8 (N, C, 84, 84): take obs[None] for one game")
     zeros = agent.initial_state(len(obs))
     state = zeros if state is None else state
-    final = np.zeros(len(obs), bool) if final is None else final
+    final = np.zeros(len(obs), bool) if final is None else np.asarray(final, bool)
     check_shapes(zeros.shape, state=state)
     check_shapes(obs.shape[:1], final=final)
     return obs, state, final
 
 
 def check_args(args: Args) -> None:
-    """Raises ArgumentError for the first flag that cannot work. Sets seq_len to L, if it is 0."""
+    """Raises ArgumentError for the first flag that cannot work. Without memory L is 1."""
     check_flags(args)
-    args.seq_len = 1 if args.ablate_memory else args.seq_len or args.num_steps
-    fits = args.num_steps % args.seq_len == 0
-    check(fits, f"--seq-len {args.seq_len}: must divide --num-steps {args.num_steps}")
+    args.seq_len = 1 if args.ablate_memory else args.seq_len
+    L = args.seq_len or args.num_steps
+    check(args.num_steps % L == 0, f"--seq-len {L}: must divide --num-steps {args.num_steps}")
     check(args.num_envs % WORLD_SIZE == 0, f"--num-envs: {WORLD_SIZE} processes must divide it")
-    S = args.num_envs // WORLD_SIZE * args.num_steps // args.seq_len
+    S = args.num_envs // WORLD_SIZE * args.num_steps // L
     check(S % args.num_minibatches == 0, f"--num-minibatches: must divide the {S} sequences")
-    check(not args.cuda or LOCAL_RANK < torch.cuda.device_count(), "--cuda: torch finds no GPU")
+    check(not args.cuda or LOCAL_RANK < torch.cuda.device_count(), "--cuda: too few GPUs")
     mkldnn = torch.backends.mkldnn.is_available()
     has_bfloat16 = args.cuda or (mkldnn and torch.ops.mkldnn._is_mkldnn_bf16_supported())
     if args.amp and not has_bfloat16:
@@ -525,7 +525,7 @@ def check_args(args: Args) -> None:
 def check_flags(args: Args) -> None:
     """Raises ArgumentError for the first flag of a wrong type or range. Makes 3e5 an int."""
     ranges = {
-        "seed": (0, 1e9), "eval_episodes": (0, 1e9), "torch_threads": (0, 1e9), "seq_len": (0, 1e9),
+        "seed": (0, 1e9), "eval_episodes": (0, 1e9), "torch_threads": (0, 999), "seq_len": (0, 1e9),
         "gamma": (0, 1), "gae_lambda": (0, 1), "log_std_init": (-20, 20), "sticky_actions": (0, 1),
     }  # fmt: skip
     for field in fields(args):
@@ -538,20 +538,20 @@ def check_flags(args: Args) -> None:
             check(fits and field.type(value) == value, f"{flag}: must be from {low:g} to {high:g}")
             setattr(args, field.name, field.type(value))
         elif value is not None or default is not None:
-            kinds = (bool, np.bool_) if field.type is bool else (str, Path)
-            check(isinstance(value, kinds), f"{flag}: must be of type {kinds[0].__name__}")
-            setattr(args, field.name, kinds[0](value))
+            kind = (bool, np.bool_) if field.type is bool else (str, Path)
+            check(isinstance(value, kind) and value != "", f"{flag}: must be a {kind[0].__name__}")
+            setattr(args, field.name, kind[0](value))
 
 
 def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
-    np.random.seed(seed % 2**32)  # from which some environments draw
+    np.random.seed(seed % 2**32)  # some environments draw from it
     random.seed(seed)
 
 
 def finite(name: str, x):
-    """x. FloatingPointError, with the place, if a number of it is not finite."""
-    if not np.abs(x).max() < 2**24:  # NaN is not, either
+    """Returns x. FloatingPointError, with the place, if one of its numbers is not finite."""
+    if not np.abs(x).max() < 2**24:  # true for NaN, too
         if bad := np.argwhere(~np.isfinite(x)).tolist():
             raise FloatingPointError(f"{name}{bad[0]} is {x[tuple(bad[0])]}")
         warnings.warn(f"{name} above 2**24 lose digits in float32: scale them")
@@ -559,7 +559,7 @@ def finite(name: str, x):
 
 
 class FireReset(gym.Wrapper):
-    """A game that knows FIRE begins with it, as ale_py's vector environment does."""
+    """A game with an action FIRE begins with it, as in ale_py's vector environment."""
 
     def reset(self, **kwargs):
         obs, info = self.env.reset(**kwargs)
@@ -585,7 +585,7 @@ def make_envs(args: Args, num_envs: int, render_mode: str | None = None, max_fra
     except (gym.error.Error, ImportError, ValueError) as error:
         raise ArgumentError(f'--env-id {args.env_id}: {error} (pip install ".[atari]")') from error
     envs = wrappers.TransformReward(envs, partial(finite, "rewards"))
-    return wrappers.RecordEpisodeStatistics(envs, stats_key="statistics")
+    return wrappers.RecordEpisodeStatistics(envs, stats_key="run_statistics")
 
 
 class Run:
@@ -599,7 +599,7 @@ class Run:
         self.args = args
         self.agent = agent
         self.optimizer = optimizer
-        self.returns, self.lengths = envs.return_queue, envs.length_queue  # of 100 episodes
+        self.returns, self.lengths = envs.return_queue, envs.length_queue  # of the last 100
         self.step, seconds = 0, 0.0
         name = args.run_name or f"{args.env_id}__{SCRIPT}__{args.seed}__{time.time():.6f}"
         name = name.replace("/", "-").replace(":", "-")
@@ -674,7 +674,7 @@ class Run:
         """Writes agent.pt: a crash leaves the old one or the new one."""
         self.writer.flush()
         contents = {
-            "script": SCRIPT, "args": vars(self.args), "agent": self.agent.state_dict(),
+            "script": SCRIPT, "args": asdict(self.args), "agent": self.agent.state_dict(),
             "optimizer": self.optimizer.state_dict(), "rng": self.rng,
             "step": self.step, "seconds": time.time() - self.began, "versions": self.versions,
             "returns": [float(x) for x in self.returns], "lengths": [int(x) for x in self.lengths],
@@ -692,7 +692,7 @@ class Run:
         self.bar.close()
         self.writer.close()
         seconds = self.logged - self.began
-        timed = self.timed[1:] or [(self.step, seconds)]  # of a run of one iteration: that
+        timed = self.timed[1:] or [(self.step, seconds)]  # one iteration: all
         sps = sum(steps for steps, _ in timed) / sum(time for _, time in timed)
         evaluation = []
         if self.args.eval_episodes > 0:
@@ -706,14 +706,14 @@ class Run:
         score = np.mean(evaluation or self.returns or [np.nan])
         try:
             print(f"{self.dir}: return {score:.5g}, {sps:.0f} steps a second", flush=True)
-        except OSError:  # nobody reads it, or the disk is full; the run is complete
+        except (OSError, ValueError):  # nobody reads it, a full disk, another encoding
             sys.stdout = open(os.devnull, "w")
 
 
 def load(run_dir, agent: Agent | None = None) -> dict:
     """Reads a run's agent.pt, running no code in it, and gives its weights to the agent."""
     file = Path(run_dir, "agent.pt")
-    check(file.is_file(), f"{run_dir} is not the directory of a run: it has no agent.pt")
+    check(os.path.isfile(file), f"{run_dir} is not the directory of a run: it has no agent.pt")
     try:
         with zipfile.ZipFile(file) as opened:
             check(opened.testzip() is None, "it is damaged")
@@ -741,7 +741,7 @@ def evaluate(agent: Agent, envs, seed: int, deterministic: bool = True) -> list[
             final = terminated | truncated
             ended = final & np.isnan(returns)
             if ended.any():
-                returns[ended] = info["statistics"]["r"][ended]
+                returns[ended] = info["run_statistics"]["r"][ended]
                 bar.update(ended.sum())
     envs.close()
     return returns.tolist()
@@ -756,8 +756,8 @@ def play(args: Args) -> None:
     if mode == "human" and sys.platform == "linux":
         display = "DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ
         check(display, "--play: there is no display; try --render video, or none")
-    together = 1 if mode else max(1, args.eval_episodes)  # episodes played side by side
-    for episode in range(0, args.eval_episodes, together):
+    together = 1 if mode else args.eval_episodes or 10  # episodes played side by side
+    for episode in range(0, args.eval_episodes or 10, together):
         envs = make_envs(args, together, mode, EVAL_FRAMES)
         agent = Agent(envs, args)
         load(args.play, agent)

@@ -34,7 +34,7 @@ import time
 import traceback
 import warnings
 import zipfile
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -79,9 +79,9 @@ class Args:
     target_kl: float = 0.01  # delta, the largest mean KL divergence from the old policy
     cg_max_steps: int = 15  # steps of conjugate gradient
     cg_damping: float = 0.1  # added to the diagonal of the Fisher matrix
-    sub_sampling_factor: int = 1  # every k-th step counts in the Fisher matrix
-    line_search_shrinking_factor: float = 0.8  # of a step that the line search refuses
-    line_search_max_iter: int = 10  # steps that it tries
+    sub_sampling_factor: int = 1  # k: every k-th step counts in the Fisher matrix
+    line_search_shrinking_factor: float = 0.8  # factor for a step that the line search refuses
+    line_search_max_iter: int = 10  # how many steps the line search tries
     learning_rate: float = 1e-3  # of the critic's Adam
     n_critic_updates: int = 10  # the critic's passes over a rollout
     batch_size: int = 128  # steps of its minibatches
@@ -90,7 +90,7 @@ class Args:
     run_name: str | None = None  # name of a new run; None: env_id__script__seed__time
     track: bool = False  # log to Weights & Biases
     eval_episodes: int = 10  # episodes after training, or of --play
-    deterministic: bool = True  # evaluate the most probable actions; else they are sampled
+    deterministic: bool = True  # evaluate the most probable actions, not sampled ones
     resume: str | None = None  # directory of a run to continue; flags given here override its own
     play: str | None = None  # directory of a run whose agent to watch
     render: Literal["human", "video", "none"] = "human"  # --play: a window, RUN/videos, or returns
@@ -187,7 +187,7 @@ class Agent(nn.Module):
         self.action_space = envs.single_action_space
         self.box = isinstance(self.action_space, spaces.Box)
         choices = num_choices(self.action_space)  # (K,)
-        self.exists = np.arange(choices.max()) < choices[:, None]  # (K, A)
+        self.exists = np.arange(choices.max()) < choices[:, None]  # (K, A): existing choices
         inputs = spaces.flatdim(envs.single_observation_space)
         E = args.encoder_size
         H = args.hidden_size if args.memory == "lstm" else E  # numbers in h
@@ -215,7 +215,7 @@ class Agent(nn.Module):
         return ((obs - self.obs_stats.mean) / std).clamp(-10, 10).to(obs.dtype)
 
     def log_probs(self, h: Tensor, legal: Tensor) -> Tensor:
-        """The LSTM's h (..., H), legal choices (..., K, A) -> log-probabilities (..., K, A)."""
+        """h (..., H), legal choices (..., K, A) -> log-probabilities (..., K, A)."""
         logits = self.actor(h).unflatten(-1, self.exists.shape)
         return logits.masked_fill(~legal, -1e9).log_softmax(-1)  # not -inf: 0 * inf is NaN
 
@@ -248,7 +248,7 @@ class Agent(nn.Module):
 
     def forward(self, obs, legal, state, final, every: int = 1) -> Independent:
         """Sequences: normalised obs (L, B, n), legal (L, B, K, A), the state before them (2, B, H),
-        final (L, B) -> the policy in every k-th of the M steps that count."""
+        final (L, B) -> the policy in the M steps that count: in every k-th, k = `every`."""
         valid = ~final
         if self.args.memory == "none":
             h = self.encoder(obs[valid][::every])
@@ -258,14 +258,14 @@ class Agent(nn.Module):
 
     @torch.inference_mode()
     def predict(self, obs, info=None, state=None, final=None, deterministic: bool = True):
-        """obs (N, n) and info of N environments, state, None at first, and final (N,), which obs
-        are an episode's last -> actions for the environments; state, zero after final steps."""
+        """obs (N, n) and info of N environments, state (None at first), final (N,): which obs are
+        an episode's last -> actions for the environments; state, zero after final steps."""
         obs, state, final = check_inputs(self, obs, state, final)
         tensor = partial(torch.as_tensor, device=state.device)
-        legal = legal_choices(self.exists, info or {}, final)
+        legal = tensor(legal_choices(self.exists, info or {}, final))
         h, state = self.step(tensor(obs), state)
-        policy = self.policy(h, tensor(legal))
-        actions = policy.mode if deterministic else policy.sample()
+        mode = self.policy(h, legal).mode
+        actions = mode if deterministic else self.act(h, legal, self.sample_noise(len(h)))
         state = state.where(tensor(~final)[:, None], 0.0)
         return to_env(actions, self.action_space), state
 
@@ -278,7 +278,7 @@ def sample(logp: Tensor) -> Tensor:
 
 
 def num_choices(space):
-    """How many choices each of the K components of an action has: 1, if it is a number."""
+    """How many choices each of the K components of an action has; a real number has 1."""
     if isinstance(space, spaces.Discrete):
         return np.array([space.n])
     if isinstance(space, spaces.MultiDiscrete):
@@ -292,7 +292,7 @@ def num_choices(space):
 
 
 def warn_of_bounds(space) -> None:
-    """Warns of a Box of actions far from [-1, 1], about which a new policy samples."""
+    """Warns of a Box of actions that is far from [-1, 1], where a new policy samples."""
     bounds = np.array([space.low, space.high], float)
     size = np.abs(bounds)
     far = (size > 10) & (size < 1e30)  # a larger bound is none
@@ -302,10 +302,10 @@ def warn_of_bounds(space) -> None:
 
 
 def legal_choices(exists, info: dict, final):
-    """(N, K, A): what exists and info's "action_mask", if an environment sent one, allows: 1 or 0
-    for each choice of each component. Final steps need no legal choice."""
+    """The choices (N, K, A) that exist and that info's "action_mask" allows, where one was sent:
+    1 or 0 for each choice of each component. Final steps need no legal choice."""
     legal = exists[None].repeat(len(final), axis=0)
-    if "action_mask" in info:
+    if "action_mask" in info and exists.shape[1] > 1:
         sent = info.get("_action_mask", np.ones(len(final), bool))  # (N,): who sent a mask
         for i in np.flatnonzero(sent & ~final):
             mask = np.hstack(info["action_mask"][i])
@@ -335,13 +335,13 @@ class RunningMeanStd(nn.Module):
 
     def update(self, rows: Tensor) -> None:
         """Adds rows (M, *shape) (Chan, Golub & LeVeque 1979, eq. 2.1)."""
-        n = len(rows)
+        M = len(rows)
         rows = rows.double()
-        total = self.count + n
+        total = self.count + M
         delta = rows.mean(0) - self.mean
-        squares = self.var * self.count + rows.var(0, correction=0) * n
-        squares += delta**2 * self.count * n / total  # of distances from the common mean
-        self.mean = self.mean + delta * n / total
+        squares = self.var * self.count + rows.var(0, correction=0) * M
+        squares += delta**2 * self.count * M / total  # of distances from the common mean
+        self.mean = self.mean + delta * M / total
         self.var = squares / total
         self.count = total
 
@@ -374,7 +374,7 @@ def compute_gae(rewards, values, terminated, done, gamma: float, lam: float) -> 
     return advantages
 
 
-def surrogate(new: Independent, old: Independent, actions: Tensor, advantage: Tensor) -> Tensor:
+def surrogate(new: Independent, old: Independent, actions, advantage) -> Tensor:
     """The mean of pi(a|s) / pi_old(a|s) A over M steps (Schulman et al. 2015, eq. 14)."""
     check_shapes((*new.batch_shape, *new.event_shape), actions=actions)
     logprob = new.log_prob(actions)
@@ -427,7 +427,7 @@ def conjugate_gradient(product, b: Tensor, max_steps: int) -> Tensor:
 
 
 @torch.no_grad()
-def line_search(policy, old, parameters, args: Args, actions, advantage, step: Tensor):
+def line_search(policy, old, parameters, args: Args, actions, advantage, step):
     """Moves the parameters by a fraction of step (P,), or not -> KL, improvement, fraction."""
     theta = nn.utils.parameters_to_vector(parameters)
     check_shapes(theta.shape, step=step)
@@ -443,7 +443,7 @@ def line_search(policy, old, parameters, args: Args, actions, advantage, step: T
     return 0.0, 0.0, 0.0
 
 
-def trpo_step(agent: Agent, args: Args, rollout, actions: Tensor, advantage: Tensor):
+def trpo_step(agent: Agent, args: Args, rollout, actions, advantage):
     """Moves all but the critic. actions (M, K), advantage (M,) -> the first five of LOSSES."""
     parameters = [p for name, p in agent.named_parameters() if not name.startswith("critic")]
     policy = partial(agent, *rollout)  # in all M steps
@@ -463,7 +463,7 @@ def trpo_step(agent: Agent, args: Args, rollout, actions: Tensor, advantage: Ten
             fisher_vector_difference, fisher_policy, old_fisher, parameters, args.cg_damping
         )
     direction = conjugate_gradient(product, gradient, args.cg_max_steps)
-    # 3. The longest step along d in the trust region: step' F step / 2 = target_kl
+    # 3. The longest step along d in the trust region: step' F step / 2 = target_kl, F with damping
     curvature = direction @ product(direction)
     scale = (2 * args.target_kl / curvature).sqrt() if curvature > 0 else 0.0
     step = scale * direction
@@ -473,7 +473,7 @@ def trpo_step(agent: Agent, args: Args, rollout, actions: Tensor, advantage: Ten
     return kl, improvement, expected, fraction, old.entropy().mean().item()
 
 
-def fit_critic(critic: nn.Module, args: Args, optimizer, inputs: Tensor, returns: Tensor) -> float:
+def fit_critic(critic: nn.Module, args: Args, optimizer, inputs, returns) -> float:
     """Passes of Adam over the critic's inputs and returns (M, ...) -> mean squared error."""
     losses = []
     for _ in range(args.n_critic_updates):
@@ -501,7 +501,7 @@ def train(args: Args) -> Agent:
     tensor = partial(torch.as_tensor, device=device)
     # NumPy holds what environments return, torch what the agent computes.
     obs = np.zeros((T + 1, N, spaces.flatdim(envs.single_observation_space)), np.float32)
-    legal = np.zeros((T + 1, N, *agent.exists.shape), bool)  # allowed choices
+    legal = np.zeros((T + 1, N, *agent.exists.shape), bool)
     final = np.zeros((T + 1, N), bool)  # obs[t] is the last of its episode
     rewards = np.zeros((T, N), np.float32)
     terminated = np.zeros((T, N), bool)
@@ -515,7 +515,7 @@ def train(args: Args) -> Agent:
     while run.step < args.total_timesteps:
         # Rollout
         actions = []
-        first_state = state.clone()  # autograd cannot save a tensor of inference mode
+        first_state = state.clone()  # autograd cannot save what inference mode made
         with torch.inference_mode():
             noise = agent.sample_noise(T, N)
             for t in range(T):
@@ -546,15 +546,15 @@ def train(args: Args) -> Agent:
         losses = []
         if valid.any():
             rollout = normalized[:T], tensor(legal[:T]), first_state, tensor(final[:T])
-            counts = tensor(valid)
-            taken = torch.stack(actions)[counts]  # (M, K)
+            mask = tensor(valid)
+            taken = torch.stack(actions)[mask]  # (M, K)
             advantage = tensor(advantages[valid])
             advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
             kl, improvement, expected, fraction, entropy = trpo_step(
                 agent, args, rollout, taken, advantage
             )
-            returns = tensor(advantages + v[:T])[counts]
-            value_loss = fit_critic(agent.critic, args, optimizer, inputs[:T][counts], returns)
+            returns = tensor(advantages + v[:T])[mask]
+            value_loss = fit_critic(agent.critic, args, optimizer, inputs[:T][mask], returns)
             losses.append(torch.tensor([kl, improvement, expected, fraction, entropy, value_loss]))
 
         if args.norm_obs and valid.any():  # not earlier: the policy acted with the old statistics
@@ -565,8 +565,8 @@ def train(args: Args) -> Agent:
         legal[0] = legal[T]
         final[0] = final[T]
 
-    envs.close()
     run.finish()
+    envs.close()
     return agent
 
 
@@ -591,10 +591,10 @@ def check_shapes(shape: tuple[int, ...], **arrays) -> None:
 def check_inputs(agent: Agent, obs, state, final):
     """The inputs of predict, completed; ValueError for other shapes."""
     if getattr(obs, "shape", ())[1:] != agent.obs_stats.mean.shape:
-        raise ValueError(f"obs must be (N, {len(agent.obs_stats.mean)}): obs[None] is that of one"
-                         " environment, gymnasium.spaces.flatten that of a Dict")  # fmt: skip
+        raise ValueError(f"obs must be (N, {len(agent.obs_stats.mean)}): take obs[None] for one"
+                         " environment, and gymnasium.spaces.flatten for a Dict")  # fmt: skip
     state = agent.initial_state(len(obs)) if state is None else state
-    final = np.zeros(len(obs), bool) if final is None else final
+    final = np.zeros(len(obs), bool) if final is None else np.asarray(final, bool)
     check_shapes(agent.initial_state(len(obs)).shape, state=state)
     check_shapes(obs.shape[:1], final=final)
     return np.float32(obs), state, final
@@ -612,7 +612,7 @@ def check_args(args: Args) -> None:
 def check_flags(args: Args) -> None:
     """Raises ArgumentError for the first flag of a wrong type or range. Makes 3e5 an int."""
     ranges = {
-        "seed": (0, 1e9), "eval_episodes": (0, 1e9), "torch_threads": (0, 1e9), "seq_len": (0, 1e9),
+        "seed": (0, 1e9), "eval_episodes": (0, 1e9), "torch_threads": (0, 999), "seq_len": (0, 1e9),
         "gamma": (0, 1), "gae_lambda": (0, 1), "log_std_init": (-20, 20), "sticky_actions": (0, 1),
     }  # fmt: skip
     for field in fields(args):
@@ -625,20 +625,20 @@ def check_flags(args: Args) -> None:
             check(fits and field.type(value) == value, f"{flag}: must be from {low:g} to {high:g}")
             setattr(args, field.name, field.type(value))
         elif value is not None or default is not None:
-            kinds = (bool, np.bool_) if field.type is bool else (str, Path)
-            check(isinstance(value, kinds), f"{flag}: must be of type {kinds[0].__name__}")
-            setattr(args, field.name, kinds[0](value))
+            kind = (bool, np.bool_) if field.type is bool else (str, Path)
+            check(isinstance(value, kind) and value != "", f"{flag}: must be a {kind[0].__name__}")
+            setattr(args, field.name, kind[0](value))
 
 
 def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
-    np.random.seed(seed % 2**32)  # from which some environments draw
+    np.random.seed(seed % 2**32)  # some environments draw from it
     random.seed(seed)
 
 
 def finite(name: str, x):
-    """x. FloatingPointError, with the place, if a number of it is not finite."""
-    if not np.abs(x).max() < 2**24:  # NaN is not, either
+    """Returns x. FloatingPointError, with the place, if one of its numbers is not finite."""
+    if not np.abs(x).max() < 2**24:  # true for NaN, too
         if bad := np.argwhere(~np.isfinite(x)).tolist():
             raise FloatingPointError(f"{name}{bad[0]} is {x[tuple(bad[0])]}")
         warnings.warn(f"{name} above 2**24 lose digits in float32: scale them")
@@ -654,7 +654,7 @@ def make_envs(args: Args, num_envs: int, render_mode: str | None = None):
         envs = gym.make_vec(args.env_id, num_envs, mode, **options)
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1].filename
-        if not ("gymnasium" in last or "importlib" in last or isinstance(error, ImportError)):
+        if not (gym.__path__[0] in last or "importlib" in last or isinstance(error, ImportError)):
             raise  # an error in the environment itself
         hint = 'yours: my_module:MyEnv-v0; packages: pip install ".[atari,box2d,minigrid,mujoco]"'
         raise ArgumentError(f"--env-id {args.env_id}: {error} ({hint})") from error
@@ -674,7 +674,7 @@ def make_envs(args: Args, num_envs: int, render_mode: str | None = None):
         envs = wrappers.FlattenObservation(envs)
     envs = wrappers.TransformObservation(envs, partial(finite, "obs"))
     envs = wrappers.TransformReward(envs, partial(finite, "rewards"))
-    return wrappers.RecordEpisodeStatistics(envs, stats_key="statistics")
+    return wrappers.RecordEpisodeStatistics(envs, stats_key="run_statistics")
 
 
 class Run:
@@ -688,7 +688,7 @@ class Run:
         self.args = args
         self.agent = agent
         self.optimizer = optimizer
-        self.returns, self.lengths = envs.return_queue, envs.length_queue  # of 100 episodes
+        self.returns, self.lengths = envs.return_queue, envs.length_queue  # of the last 100
         self.step, seconds = 0, 0.0
         inner = envs.unwrapped
         first = inner.envs[0] if isinstance(inner, gym.vector.SyncVectorEnv) else gym.Env()
@@ -755,7 +755,7 @@ class Run:
         """Writes agent.pt: a crash leaves the old one or the new one."""
         self.writer.flush()
         contents = {
-            "script": SCRIPT, "args": vars(self.args), "agent": self.agent.state_dict(),
+            "script": SCRIPT, "args": asdict(self.args), "agent": self.agent.state_dict(),
             "optimizer": self.optimizer.state_dict(), "rng": torch.get_rng_state(),
             "step": self.step, "seconds": time.time() - self.began, "versions": self.versions,
             "returns": [float(x) for x in self.returns], "lengths": [int(x) for x in self.lengths],
@@ -772,7 +772,7 @@ class Run:
         self.save()
         self.bar.close()
         self.writer.close()
-        timed = self.timed[1:] or [(self.step, self.logged - self.began)]  # of one iteration: that
+        timed = self.timed[1:] or [(self.step, self.logged - self.began)]  # one iteration: all
         sps = sum(steps for steps, _ in timed) / sum(time for _, time in timed)
         evaluation = []
         if self.args.eval_episodes > 0:
@@ -786,14 +786,14 @@ class Run:
         score = np.mean(evaluation or self.returns or [np.nan])
         try:
             print(f"{self.dir}: return {score:.5g}, {sps:.0f} steps a second", flush=True)
-        except OSError:  # nobody reads it, or the disk is full; the run is complete
+        except (OSError, ValueError):  # nobody reads it, a full disk, another encoding
             sys.stdout = open(os.devnull, "w")
 
 
 def load(run_dir, agent: Agent | None = None) -> dict:
     """Reads a run's agent.pt, running no code in it, and gives its weights to the agent."""
     file = Path(run_dir, "agent.pt")
-    check(file.is_file(), f"{run_dir} is not the directory of a run: it has no agent.pt")
+    check(os.path.isfile(file), f"{run_dir} is not the directory of a run: it has no agent.pt")
     try:
         with zipfile.ZipFile(file) as opened:
             check(opened.testzip() is None, "it is damaged")
@@ -821,7 +821,7 @@ def evaluate(agent: Agent, envs, seed: int, deterministic: bool = True) -> list[
             final = terminated | truncated
             ended = final & np.isnan(returns)
             if ended.any():
-                returns[ended] = info["statistics"]["r"][ended]
+                returns[ended] = info["run_statistics"]["r"][ended]
                 bar.update(ended.sum())
     envs.close()
     return returns.tolist()
@@ -835,8 +835,8 @@ def play(args: Args) -> None:
     if mode == "human" and sys.platform == "linux":
         display = "DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ
         check(display, "--play: there is no display; try --render video, or none")
-    together = 1 if mode else max(1, args.eval_episodes)  # episodes played side by side
-    for episode in range(0, args.eval_episodes, together):
+    together = 1 if mode else args.eval_episodes or 10  # episodes played side by side
+    for episode in range(0, args.eval_episodes or 10, together):
         envs = make_envs(args, together, mode)
         agent = Agent(envs, args)
         load(args.play, agent)

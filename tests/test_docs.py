@@ -285,10 +285,13 @@ def test_the_wrapper_on_the_questions_page_seeds_each_process():
     gym = names["gym"]
 
     class Noisy(gym.Env):
-        observation_space, action_space = gym.spaces.Box(0, 1, (2,)), gym.spaces.Discrete(2)
+        def __init__(self):
+            self.observation_space = gym.spaces.Box(0, 1, (3,))
+            self.action_space = gym.spaces.Discrete(10**9)
 
         def observe(self):
-            return np.float32([np.random.rand(), random.random()])
+            x = self.action_space.sample() / 10**9
+            return np.float32([np.random.rand(), random.random(), x])
 
         def reset(self, *, seed=None, options=None):
             return self.observe(), {}
@@ -315,7 +318,7 @@ def test_the_wrapper_on_the_questions_page_seeds_each_process():
     args.env_id = "Plain-v0"  # without the wrapper: the same, and numbers that nobody can repeat
     once = observations(1)
     assert (np.ptp(once[..., 0], axis=1) == 0).all()
-    assert not np.isin(observations(1)[..., 1], once).any()
+    assert not np.isin(observations(1)[..., 1:], once).any()
 
 
 CLUE = """

@@ -143,7 +143,7 @@ def test_reward_scale_leaves_returns_as_they_are(tmp_path):
         rewards.append(reward[0])
         done = terminated[0] or truncated[0]
     assert set(rewards) == {np.float64(0.1)} or np.allclose(rewards, 0.1)
-    assert info["statistics"]["r"][0] == len(rewards) == envs.return_queue[0]
+    assert info["run_statistics"]["r"][0] == len(rewards) == envs.return_queue[0]
     presets = script.PRESETS
     assert presets["Hopper-v5", False]["num_steps"] == 2048
     humanoid = presets["Humanoid-v5", False]

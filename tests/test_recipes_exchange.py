@@ -370,10 +370,10 @@ def test_evolve_keeps_the_best_and_repeats_the_killed(tmp_path, monkeypatch, wor
     elite = max(sorted(first), key=first.get)
     script = driver.open_run(folder / elite)[0]
     old, new = (script.load(folder / name)["args"] for name in (elite, "1-0"))
+    monkeypatch.setattr(sys, "argv", ["evolve.py", *flags])
     genes = names_of(script)
     assert {g: old[g] for g in genes} == {g: new[g] for g in genes}
     assert new["init_from"] == str(folder / elite) and len(genes) >= 3
-    monkeypatch.setattr(sys, "argv", ["evolve.py", *flags])
     with pytest.raises(ValueError, match="exists: another --runs-dir"):
         evolve.main()
 

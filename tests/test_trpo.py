@@ -238,6 +238,23 @@ def test_predict_is_the_mode_carries_the_state_and_resets_it(memory):
     assert not np.array_equal(action, agent.predict(obs, {}, state, deterministic=False)[0])
 
 
+@pytest.mark.parametrize("memory", ["none", "lstm"])
+def test_sampled_actions_are_those_of_the_rollout(memory):
+    """The generator of the CPU draws their noise, as in training, so that a run repeats on a GPU."""
+    agent = build("box", memory=memory)
+    obs = np.float32(np.random.default_rng(1).normal(size=(4, 3)))
+    torch.manual_seed(5)
+    actions, _ = agent.predict(obs, deterministic=False)
+    torch.manual_seed(5)
+    with torch.no_grad():
+        noise = agent.sample_noise(4)
+        h, _ = agent.step(torch.from_numpy(obs), agent.initial_state(4))
+        legal = torch.from_numpy(agent.exists).expand(4, -1, -1)
+        expected = agent.act(h, legal, noise)
+    assert np.array_equal(actions, expected.clamp(-1, 1).numpy())
+    assert not torch.equal(noise[0], noise[1])
+
+
 @pytest.mark.parametrize("deterministic", [True, False])
 @pytest.mark.parametrize("actions", ["discrete", "multidiscrete"])
 def test_predict_takes_legal_actions(actions, deterministic):

@@ -96,7 +96,7 @@ def test_a_path_as_an_argument_is_a_string_in_the_file(script, tmp_path, monkeyp
     "name, value",
     [("total_timesteps", "2000"), ("gamma", "0.9"), ("seed", 1.5), ("seed", None),
      ("norm_obs", "False"), ("env_id", 3), ("num_envs", [4]), ("total_timesteps", np.inf),
-     ("gamma", np.nan)],
+     ("gamma", np.nan), ("env_id", ""), ("torch_threads", 100_000)],
 )  # fmt: skip
 def test_a_wrong_type_is_refused_before_any_work(script, name, value, tmp_path):
     module = MODULES[script]
@@ -119,7 +119,78 @@ def test_numpys_types_are_pythons_in_the_file(script, tmp_path):
     assert set(types.values()) == {int, float, bool, str} and args["norm_obs"] is False
 
 
+@everywhere
+def test_more_attributes_of_args_are_not_kept(script, tmp_path):
+    """A note of one's own was written into agent.pt, which then never loaded again."""
+    module = MODULES[script]
+    args = module.Args(**trained(tmp_path, script, short(script))["args"])
+    args.note = "mine"
+    args.run_name = "b"
+    args.runs_dir = str(tmp_path)
+    module.train(args)
+    assert "note" not in module.load(tmp_path / "b")["args"] and args.note == "mine"
+
+
 # Runs and their files
+
+
+@everywhere
+def test_an_empty_name_of_a_run_is_refused(script, tmp_path):
+    """--play "$RUN" without such a variable began to train."""
+    module = MODULES[script]
+    for flag in "play", "resume", "run_name":
+        with pytest.raises(
+            module.ArgumentError, match=f"^--{flag.replace('_', '-')} : must be a str"
+        ):
+            module.train(module.Args(**{flag: "", "runs_dir": str(tmp_path)}))
+    assert_refused(main(tmp_path, script, "--play="), "--play : must be a str")
+    assert list(tmp_path.iterdir()) == []
+
+
+@everywhere
+def test_a_path_that_is_too_long_is_no_run(script, tmp_path):
+    for flag in "--play", "--resume":
+        words = "is not the directory of a run: it has no agent.pt"
+        assert_refused(main(tmp_path, script, f"{flag} {'x' * 300}"), words)
+
+
+@everywhere
+def test_a_run_without_evaluations_can_be_played(script, tmp_path):
+    trained(tmp_path, script, short(script, "--eval-episodes 0"))
+    code, out, _ = main(tmp_path, script, "--play runs/a --render none")
+    assert code == 0 and out.count("return ") == 10
+
+
+@everywhere
+def test_a_close_that_fails_costs_no_training(script, tmp_path):
+    flags = register(f"Close{script}", script, close=lambda self: 1 / 0)
+    code, _, err = main(tmp_path, script, short(script, flags, "--eval-episodes 0"))
+    assert code == 1 and "ZeroDivisionError" in err
+    assert read(tmp_path / "runs/a")["step"] >= 150
+    assert (tmp_path / "runs/a/result.json").exists()
+
+
+@pytest.mark.parametrize("script", [x for x in RUNS if x != "trpo"])
+def test_a_sequence_as_long_as_the_rollout_stays_that(script, tmp_path):
+    """--seq-len 0 is T, whatever T a run is resumed with."""
+    extra = "--memory lstm" if script == "ppo1_mpi" else ""
+    trained(tmp_path, script, short(script, "--seq-len 0 --num-minibatches 1", extra))
+    lengths, module = [], MODULES[script]
+    to_sequences = module.to_sequences
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "to_sequences", lambda x, L: lengths.append(L) or to_sequences(x, L))
+        flags = "--resume runs/a --total-timesteps 1200 --num-steps"
+        for T in 64, 24:
+            code, _, err = main(
+                tmp_path, script, f"{flags} {T}".replace("1200", f"{1200 - 10 * T}")
+            )
+            assert code == 0, err
+            assert {*lengths} == {T} and read(tmp_path / "runs/a")["args"]["seq_len"] == 0
+            lengths.clear()
+    assert_refused(
+        main(tmp_path, script, f"{short(script, extra)} --run-name b --seq-len 7"),
+        "--seq-len 7: must divide --num-steps 32",
+    )
 
 
 @everywhere
@@ -185,6 +256,16 @@ def test_a_stream_that_is_closed_or_full_fails_no_run(script, streams, tmp_path)
 
 
 @each_text
+def test_a_name_that_the_stream_cannot_write_fails_no_run(script, tmp_path):
+    command = [sys.executable, str(ROOT / f"{script}.py"), *short(script).split()]
+    command += ["--runs-dir", "größe"]
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=env)
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    assert (tmp_path / "größe/a/result.json").exists()
+
+
+@each_text
 def test_no_bar_where_tqdm_is_told_so(script, tmp_path):
     command = [sys.executable, str(ROOT / f"{script}.py"), *short(script).split()]
     env = {**os.environ, "TQDM_DISABLE": "1"}
@@ -236,7 +317,8 @@ def test_generators_that_environments_share_are_seeded(script, tmp_path):
 
 @everywhere
 def test_an_info_called_episode(script, tmp_path):
-    flags = register(f"Episode{script}", script, info=lambda self: {"episode": 3})
+    info = {"episode": 3, "statistics": 3}  # the names that Gymnasium and this project have used
+    flags = register(f"Episode{script}", script, info=lambda self: info)
     saved = trained(tmp_path, script, short(script, flags))
     assert saved["returns"] and set(saved["returns"]) == {10.0}
 
@@ -328,6 +410,17 @@ def test_a_mask_of_another_size(script, tmp_path):
     assert code == 1 and "action_mask is (4,), and must have the shape (2,)" in err
 
 
+@pytest.mark.parametrize("script", having("legal_choices"))
+def test_a_mask_does_not_concern_real_numbers(script, tmp_path):
+    """Of a Box it was read as if each number were a choice."""
+    if script not in BOX:
+        pytest.skip("choices only")
+    box = spaces.Box(-1, 1, (2,), np.float32)
+    info = {"action_mask": np.array([1, 0], np.int8)}
+    flags = register(f"Real{script}", script, info=lambda self: info, action_space=box)
+    assert trained(tmp_path, script, short(script, flags))["step"] >= 150
+
+
 @everywhere
 def test_entry_points_that_are_missing_or_need_an_argument(script, tmp_path):
     gym.register(f"Missing{script}-v0", "test_users:Nothing")
@@ -353,6 +446,18 @@ def raises():
     raise AttributeError("my own")
 
 
+@everywhere
+def test_so_does_one_whose_file_has_gymnasium_in_its_name(script, tmp_path, monkeypatch):
+    """As the package gymnasium_env of Gymnasium's tutorial, or in an environment named so."""
+    folder = tmp_path / "gymnasium/gymnasium_env"
+    folder.mkdir(parents=True)
+    (folder / f"odd_{script}.py").write_text("def make(**options):\n    {}['missing level']\n")
+    monkeypatch.syspath_prepend(str(folder))
+    gym.register(f"InGymnasium{script}-v0", f"odd_{script}:make")
+    code, _, err = main(tmp_path, script, f"--env-id InGymnasium{script}-v0")
+    assert code == 1 and "in make" in err and "KeyError: 'missing level'" in err
+
+
 def test_missing_packages_name_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "Box2D", None)
     for name in [name for name in sys.modules if name.startswith("gymnasium.envs.box2d")]:
@@ -362,6 +467,21 @@ def test_missing_packages_name_the_extra(tmp_path, monkeypatch):
 
 
 # Functions that are pasted into other code
+
+
+@everywhere
+def test_final_may_have_any_type_that_says_yes_or_no(script):
+    """Of uint8 it reset no state: ~1 is 254, which is true."""
+    module = MODULES[script]
+    memory = {"memory": "lstm"} if hasattr(module.Args, "memory") else {}
+    args = module.Args(env_id=toy_for(script), **memory)
+    agent = module.Agent(module.make_envs(args, 1), args)
+    obs = np.zeros((3, *agent.obs_stats.mean.shape), np.float32)
+    state = torch.ones_like(agent.initial_state(3))
+    for final in ([0, 1, 0], np.array([0, 1, 0], np.uint8), np.array([0.0, 1.0, 0.0]),
+                  torch.tensor([False, True, False]), torch.tensor([0, 1, 0])):  # fmt: skip
+        _, after = agent.predict(obs, {}, state, final)
+        assert (after != 0).flatten(2).any(-1).all(0).tolist() == [True, False, True]
 
 
 @pytest.mark.parametrize("script", having("ResetLSTM"))

@@ -26,10 +26,13 @@ def use(script):
     class ActivatedAgent(script.Agent):
         def __init__(self, envs, args):
             super().__init__(envs, args)
+            name = args.activation
+            known = ", ".join(ACTIVATIONS)
+            script.check(name in ACTIVATIONS, f"--activation {name}: one of {known}")
             for module in list(self.modules()):
-                for name, layer in list(module.named_children()):
+                for part, layer in list(module.named_children()):
                     if isinstance(layer, nn.Tanh):
-                        setattr(module, name, ACTIVATIONS[args.activation]())
+                        setattr(module, part, ACTIVATIONS[name]())
                 if isinstance(module, (nn.Linear, nn.Conv2d)) and not args.orthogonal:
                     module.reset_parameters()
 

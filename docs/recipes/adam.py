@@ -22,6 +22,8 @@ def use(script):
 
     class AdamRun(script.Run):
         def __init__(self, args, envs, agent, optimizer):
+            fits = 0 <= args.adam_beta1 < 1 and 0 <= args.adam_beta2 < 1
+            script.check(fits, "--adam-beta1, --adam-beta2: must be from 0 to less than 1")
             super().__init__(args, envs, agent, optimizer)
             optimizer.param_groups[0].update(
                 eps=args.adam_eps, betas=(args.adam_beta1, args.adam_beta2),

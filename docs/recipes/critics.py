@@ -13,6 +13,7 @@ import copy
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 import torch.nn as nn
 import use as driver
 from feedforward import NoMemory
@@ -45,15 +46,17 @@ def other(encoder):
     encoder = copy.deepcopy(encoder)
     for weight in encoder.parameters():
         if weight.dim() > 1:
-            nn.init.orthogonal_(weight, 2**0.5)
+            drawn = nn.init.orthogonal_(torch.empty(weight.shape), 2**0.5)
+            weight.data.copy_(drawn)  # whose memory may be in another order, as the CNN's is
     return encoder
 
 
 def use(script):
+    recipes = driver.applied(script)
     if script.__name__ in ("trpo", "ppo1_mpi"):
-        script.check("networks" in script.recipes, "critics: actor and critic share nothing here")
+        script.check("networks" in recipes, "critics: actor and critic share nothing here")
         return
-    script.check("feedforward" not in script.recipes, "critics: not without a memory")
+    script.check("feedforward" not in recipes, "critics: not without a memory")
     own = driver.memory_name(script)[5:].lower()
 
     @dataclass
@@ -63,6 +66,8 @@ def use(script):
 
     class CriticAgent(script.Agent):
         def __init__(self, envs, args):
+            known = "shared", "detached", "separate", "memoryless"
+            script.check(args.critic in known, f"--critic {args.critic}: one of {', '.join(known)}")
             if args.critic in ("separate", "memoryless"):
                 args.separate_critic = True
             super().__init__(envs, args)

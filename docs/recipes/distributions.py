@@ -16,9 +16,35 @@ changed; agent.predict gives the next one. The recipe use_agent asks for this.
 
 import sys
 
+import numpy as np
 import torch
 import use as driver
+from gymnasium import spaces
+from gymnasium.vector.utils import batch_space, iterate
 from torch.distributions import Categorical, Independent, Normal
+
+
+def flattened(space, obs):
+    """One observation of a space or a batch, raw as environments return it, or flat, or a list of
+    raw ones -> (N, n) in float32, and whether it was one. ValueError for anything else."""
+    n = spaces.flatdim(space)
+    array = isinstance(obs, np.ndarray)
+    flat = array and obs.shape[-1:] == (n,)
+    if isinstance(space, spaces.Discrete):  # (n,) are numbers of n environments
+        flat = flat and obs.ndim == 2
+    if flat or (array and isinstance(space, spaces.Box)):
+        return np.float32(obs).reshape(-1, n), obs.shape in (space.shape, (n,))
+    one = space.contains(obs)
+    many = [obs] if one else obs
+    if not isinstance(many, list):
+        leaf = obs
+        while isinstance(leaf, (dict, tuple)):
+            leaf = next(iter(leaf.values() if isinstance(leaf, dict) else leaf))
+        batch = batch_space(space, len(leaf) if np.ndim(leaf) else 1)
+        if not batch.contains(obs):
+            raise ValueError(f"obs is neither an observation of {space} nor a batch of some")
+        many = list(iterate(batch, obs))
+    return np.float32([spaces.flatten(space, x) for x in many]), one
 
 
 @torch.inference_mode()

@@ -21,17 +21,15 @@ class Limit(driver.Wrapper):
 
     def reset(self, **options):
         self.steps = 0
-        self.returns = np.zeros(self.num_envs)
         return self.env.reset(**options)
 
     def step(self, actions):
         obs, rewards, terminated, truncated, info = self.env.step(actions)
         self.steps += 1
-        self.returns += rewards
         cut = (self.steps == self.limit) & ~(terminated | truncated)
         if cut.any():
-            inner = info.get("statistics", {}).get("r", np.zeros(self.num_envs))
-            info["statistics"] = {"r": np.where(cut, self.returns, inner)}
+            inner = info.get("run_statistics", {}).get("r", np.zeros(self.num_envs))
+            info["run_statistics"] = {"r": np.where(cut, self.env.episode_returns, inner)}
         return obs, rewards, terminated, truncated | cut, info
 
 

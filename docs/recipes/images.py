@@ -11,7 +11,6 @@ its own, it has CNNs of its own. Pixels are divided by 255 and not normalised: -
 for the other numbers. A rollout holds frames as float32, so mind --num-envs and --num-steps.
 """
 
-import warnings
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -27,7 +26,7 @@ class Eyes(nn.Module):
     def __init__(self, script, entries, args):
         super().__init__()
         flags = args.cnn_channels, args.cnn_kernels, args.cnn_strides
-        sizes = [[int(number) for number in flag.split(",")] for flag in flags]
+        sizes = [driver.numbers(script, "--cnn-...", flag) for flag in flags]
         fits = len({len(numbers) for numbers in sizes}) == 1
         script.check(fits, "--cnn-channels, --cnn-kernels, --cnn-strides: as many of each")
         self.divisor = args.pixel_scale
@@ -62,7 +61,6 @@ class Eyes(nn.Module):
 def use(script):
     script.check(script.__name__ != "rppo_gru_atari", "images: rppo_gru_atari has a CNN of its own")
     driver.add(script, "image_frames")
-    warnings.filterwarnings("ignore", "pixels become a long vector")  # no longer
 
     @dataclass
     class Args(script.Args):
@@ -96,6 +94,7 @@ def use(script):
     script.Args = Args
     script.FIXED = (*script.FIXED, "cnn_channels", "cnn_kernels", "cnn_strides", "pixel_scale")
     script.Agent = ImageAgent
+    driver.without_warning(script, "pixels become a long vector")
 
 
 if __name__ == "__main__":

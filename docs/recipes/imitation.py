@@ -14,6 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import use as driver
+from squash import before_tanh
+
+
+def remembers(agent) -> bool:
+    return bool(driver.memories(agent)) and not getattr(agent.args, "ablate_memory", False)
 
 
 def sequences(agent, file: str):
@@ -23,8 +28,10 @@ def sequences(agent, file: str):
     space = agent.action_space
     obs = torch.from_numpy(arrays["obs"]).float()
     actions = torch.from_numpy(arrays["actions"]).reshape(len(obs), -1) - getattr(space, "start", 0)
+    if getattr(agent.args, "squash_output", False):
+        actions = before_tanh(actions, space)
     starts = np.flatnonzero(arrays["episode_starts"])
-    if not driver.memories(agent):
+    if not remembers(agent):
         starts = np.arange(len(obs))
     lengths = np.diff([*starts, len(obs)]).tolist()
     padded = [torch.nn.utils.rnn.pad_sequence(x.split(lengths)) for x in (obs, actions)]
@@ -52,7 +59,7 @@ def clone(script, agent, args) -> None:
 
     order = torch.randperm(final.shape[1])
     train, rest = order.tensor_split([int(0.7 * len(order))])
-    size = 4 if driver.memories(agent) else 64  # episodes, or steps, of a minibatch
+    size = 4 if remembers(agent) else 64  # episodes, or steps, of a minibatch
     for epoch in range(1, args.clone_epochs + 1):
         for rows in train[torch.randperm(len(train))].split(size):
             adam.zero_grad()

@@ -16,6 +16,7 @@ import time
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 import use as driver
 
 
@@ -53,10 +54,9 @@ def use(script):
                 self.eval_envs.close = do_nothing
                 for env in getattr(self.eval_envs.unwrapped, "envs", []):
                     env.close = do_nothing
-            args = self.args
-            score = np.mean(
-                script.evaluate(self.agent, self.eval_envs, args.seed, args.deterministic)
-            )
+            inputs = self.agent, self.eval_envs, self.args.seed, self.args.deterministic
+            with torch.random.fork_rng(devices=[]):  # sampled actions take none of training's draws
+                score = np.mean(script.evaluate(*inputs))
             self.writer.add_scalar("charts/eval_return", score, self.step)
             if score > float(file.read_text() if file.exists() else "-inf"):
                 file.parent.mkdir(exist_ok=True)

@@ -18,6 +18,7 @@ import use as driver
 
 def use(script):
     script.check(hasattr(script, "ResetLSTM"), "long_memory: a GRU has no forget gate")
+    script.check("feedforward" not in driver.applied(script), "long_memory: not without a memory")
 
     class LongLSTM(script.ResetLSTM):
         longest = 128
@@ -35,6 +36,7 @@ def use(script):
 
     class LongAgent(script.Agent):
         def __init__(self, envs, args):
+            script.check(args.longest > 2, f"--longest {args.longest}: must be at least 3")
             LongLSTM.longest = args.longest
             super().__init__(envs, args)
             script.check(driver.memories(self), "long_memory: say --memory lstm")

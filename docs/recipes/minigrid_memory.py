@@ -54,7 +54,7 @@ for size in 7, 9, 11, 13:
 
 
 def use(script):
-    script.check(hasattr(script, "num_choices"), "minigrid_memory: its actions are discrete")
+    script.check(hasattr(script, "num_choices"), "minigrid_memory: not of " + script.__name__)
     make_envs = script.make_envs
 
     class OpenLSTM(script.ResetLSTM):

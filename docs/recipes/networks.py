@@ -36,11 +36,10 @@ class Head(nn.Sequential):
 def mlp(script, inputs: int, flag: str):
     """Layers of the sizes that a flag has -> a list of modules, and the size of the last."""
     layers: list[nn.Module] = []
-    sizes = [] if flag == "none" else flag.split(",")
+    sizes = [] if flag == "none" else driver.numbers(script, "layers", flag)
     for size in sizes:
-        script.check(size.isdigit(), f"layers {flag!r}: say numbers with commas, or none")
-        layers += [script.linear(inputs, int(size)), nn.Tanh()]
-        inputs = int(size)
+        layers += [script.linear(inputs, size), nn.Tanh()]
+        inputs = size
     return layers, inputs
 
 
@@ -94,7 +93,7 @@ def use(script):
     script.Args = Args
     script.FIXED = (*script.FIXED, *Args.__annotations__)  # all five
     script.Agent = Network
-    if "feedforward" not in script.recipes:
+    if "feedforward" not in driver.applied(script):
         driver.add(script, "critics")
     driver.add(script, "activations")
 

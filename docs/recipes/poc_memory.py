@@ -55,7 +55,7 @@ gym.register("PocMemory-v0", PocMemory, max_episode_steps=128)
 
 
 def use(script):
-    script.check(hasattr(script, "num_choices"), "poc_memory: its actions are discrete")
+    script.check(hasattr(script, "num_choices"), "poc_memory: not of " + script.__name__)
 
     @dataclass
     class Args(script.Args):

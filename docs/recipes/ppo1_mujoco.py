@@ -4,8 +4,9 @@
     mpiexec -n 8 python docs/recipes/ppo1_mujoco.py --env-id Humanoid-v5     # run_humanoid
     python docs/recipes/ppo1_mujoco.py rppo_continuous --env-id Hopper-v5 --reward-scale 0.1
 
-The presets are ppo1_mpi's. --reward-scale is for every script: rewards are multiplied by it for
-learning, and logs have them as they were. (Baselines' minibatches have 64 steps: 2048 / 64 = 32.)
+The presets are ppo1_mpi's. --reward-scale is for every script but rppo_gru_atari, which learns from
+the rewards' signs: rewards are multiplied by it for learning, and logs have them as they were.
+(Baselines' minibatches have 64 steps: 2048 / 64 = 32.)
 """
 
 from dataclasses import dataclass
@@ -39,6 +40,8 @@ class ScaledRewards(driver.Wrapper):
 
 
 def use(script):
+    signs = "ppo1_mujoco: rppo_gru_atari learns from the signs of rewards"
+    script.check(script.__name__ != "rppo_gru_atari", signs)
     make_envs = script.make_envs
 
     @dataclass

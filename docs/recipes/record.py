@@ -29,7 +29,7 @@ def record(run_dir: str, file: str, episodes: int) -> None:
             columns["actions"].append(action[0])
             columns["rewards"].append(reward[0])
             done = terminated[0] or truncated[0]
-        returns.append(info["statistics"]["r"][0])
+        returns.append(info["run_statistics"]["r"][0])
     np.savez_compressed(file, **columns, episode_returns=returns)
     print(f"{file}: {len(returns)} episodes, return {np.mean(returns):.1f}")
 

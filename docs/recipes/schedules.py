@@ -69,7 +69,8 @@ def use(script):
                 flag = f"{name}_schedule"
                 kind = getattr(args, flag) or usual.get(name, "constant")
                 if kind != "constant":
-                    script.check(hasattr(args, name), f"--{flag}: {script.__name__} has no {name}")
+                    option = "--" + flag.replace("_", "-")
+                    script.check(hasattr(args, name), f"{option}: {script.__name__} has no {name}")
                     setattr(args, flag, kind)
                     self.initial[name] = getattr(args, name)
                     self.factors[name] = factor(script, kind, args.schedule_power)
@@ -93,8 +94,7 @@ def use(script):
             super().save()
             self.schedule()
 
-    script.Args = Args
-    script.Run = Scheduled
+    script.Args, script.Run = Args, Scheduled
 
 
 if __name__ == "__main__":

@@ -10,9 +10,21 @@ this one along.
 
 from dataclasses import dataclass
 
+import torch
 import use as driver
 from gymnasium import spaces
 from torch.distributions import Independent
+
+
+class SquashedBox(spaces.Box):
+    """Bounds to which tanh of an action is stretched."""
+
+
+def before_tanh(actions, space):
+    """actions (..., K) between the bounds -> u, of which they are the stretched tanh."""
+    low, high = (torch.as_tensor(x.ravel(), dtype=actions.dtype) for x in (space.low, space.high))
+    share = 2 * (actions - low) / (high - low) - 1
+    return share.clamp(-1 + 1e-6, 1 - 1e-6).atanh()  # at a bound u is infinite
 
 
 class Squashed(Independent):
@@ -32,6 +44,8 @@ def use(script):
 
     def stretched(actions, space):
         """actions (N, K), any real numbers -> (N, *shape) between the bounds."""
+        if not isinstance(space, SquashedBox):
+            return clipped(actions, space)
         share = (actions.tanh().cpu().numpy().reshape(-1, *space.shape) + 1) / 2  # from 0 to 1
         return (space.low + share * (space.high - space.low)).astype(space.dtype)
 
@@ -42,12 +56,11 @@ def use(script):
     class SquashedAgent(script.Agent):
         def __init__(self, envs, args):
             super().__init__(envs, args)
-            script.to_env = clipped
             if args.squash_output:
                 space = self.action_space
                 bounded = isinstance(space, spaces.Box) and space.is_bounded()
                 script.check(bounded, "--squash-output: actions have no bounds")
-                script.to_env = stretched
+                self.action_space = SquashedBox(space.low, space.high, dtype=space.dtype)
 
         def policy(self, *inputs):
             plain = super().policy(*inputs)
@@ -58,6 +71,7 @@ def use(script):
     script.Args = Args
     script.FIXED = (*script.FIXED, "squash_output")
     script.Agent = SquashedAgent
+    script.to_env = stretched
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ class Stack(nn.Module):
 
 
 def use(script):
-    script.check("feedforward" not in script.recipes, "stacked_lstm: not without a memory")
+    script.check("feedforward" not in driver.applied(script), "stacked_lstm: not without a memory")
     memory = driver.memory_name(script)
     kinds = {"lstm": ResetLSTM, "gru": ResetGRU, memory[5:].lower(): getattr(script, memory)}
 

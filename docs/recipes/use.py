@@ -15,6 +15,7 @@ name and agent.pt say which recipes made it: rppo_lstm+images+schedules.
 import importlib
 import importlib.util
 import sys
+import warnings
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -28,10 +29,11 @@ sys.path += [str(HERE), str(ROOT)]
 SCRIPTS = "rppo_lstm", "rppo_continuous", "rppo_gru_atari", "trpo", "ppo1_mpi"
 # In the order in which they are applied: environments, networks, weights, runs.
 RECIPES = (
-    "poc_memory", "minigrid_memory", "memory_gym_tasks", "ppo1_mujoco", "ppo1_atari",
-    "image_frames", "images", "previous_action", "frame_stack", "long_memory", "feedforward",
+    "poc_memory", "minigrid_memory", "memory_gym_tasks", "ppo1_atari", "ppo1_mujoco",
+    "image_frames", "images", "previous_action", "frame_stack", "feedforward", "long_memory",
     "networks", "critics", "activations", "stacked_lstm", "sde", "squash", "warm_start",
-    "imitation", "adam", "eval_limit", "schedules", "keep_best", "diagnostics", "callbacks",
+    "imitation", "adam", "eval_limit", "schedules", "keep_best", "diagnostics", "scalars",
+    "callbacks",
 )  # fmt: skip
 
 
@@ -79,11 +81,52 @@ def of_first(script, x):
 
 def add(script, *names: str) -> None:
     """Applies recipes, but for those that the script already has."""
-    known = script.__dict__.setdefault("recipes", [])
+    known = applied(script)
     for name in names:
         if name not in known:
+            module = importlib.import_module(name)
+            script.check(hasattr(module, "use"), f"{name} is no recipe: it has no use(script)")
             known.append(name)
-            importlib.import_module(name).use(script)
+            module.use(script)
+
+
+def applied(script) -> list[str]:
+    """The names of the recipes that a script has."""
+    return script.__dict__.setdefault("recipes", [])
+
+
+def keep_args(script) -> None:
+    """train leaves its Args as they were, so that they can be used again."""
+    train = script.train
+
+    def keeping(args):
+        before = dict(vars(args))
+        try:
+            return train(args)
+        finally:
+            vars(args).update(before)
+
+    script.train = keeping
+
+
+def without_warning(script, words: str) -> None:
+    """A run that begins does not give the warning that begins with these words."""
+
+    class Run(script.Run):
+        def __init__(self, *inputs):
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", words)
+                super().__init__(*inputs)
+
+    script.Run = Run
+
+
+def numbers(script, name: str, words: str) -> list[int]:
+    """The numbers that a flag has, with commas; none may be 0."""
+    split = words.split(",")
+    fits = all(word.isdigit() and int(word) > 0 for word in split)
+    script.check(fits, f"{name} {words!r}: say numbers with commas")
+    return [int(word) for word in split]
 
 
 def place(name: str) -> int:
@@ -94,11 +137,12 @@ def place(name: str) -> int:
 def apply(script, names):
     """Applies recipes and writes their names into SCRIPT; returns the script."""
     for name in names:
-        known = name in RECIPES or importlib.util.find_spec(name)
+        known = name in RECIPES or ("." not in name and importlib.util.find_spec(name))
         script.check(known, f"no recipe {name!r}; there are {', '.join(RECIPES)}")
-    names = sorted(set(names), key=place)
+    names = sorted(dict.fromkeys(names), key=place)
     add(script, *names)
     script.SCRIPT = "+".join([script.SCRIPT, *names])
+    keep_args(script)
     return script
 
 
@@ -140,10 +184,12 @@ def open_run(run_dir):
 def flag(name: str) -> str | None:
     """What the command line says after --name, or after --name=."""
     for number, word in enumerate(sys.argv[1:], start=2):
-        if word.startswith(f"--{name}="):
-            return word.partition("=")[2]
-        if word == f"--{name}" and number < len(sys.argv):
-            return sys.argv[number]
+        option, equals, value = word.partition("=")
+        if option.replace("_", "-") == f"--{name}":
+            if equals:
+                return value
+            if number < len(sys.argv):
+                return sys.argv[number]
     return None
 
 
@@ -161,6 +207,9 @@ def main(recipe: str = "", default: str = "rppo_lstm") -> None:
     """Runs the script and the recipes that the command line names; all flags are the script's."""
     name = default if recipe else ""
     names = [recipe] if recipe else []
+    if not recipe and sys.argv[1:] in (["--help"], ["-h"]):
+        print(__doc__)
+        return
     if sys.argv[1:] and not sys.argv[1].startswith("-"):
         name = sys.argv.pop(1)
         if not recipe and sys.argv[1:] and not sys.argv[1].startswith("-"):
@@ -170,7 +219,7 @@ def main(recipe: str = "", default: str = "rppo_lstm") -> None:
             name, *more = made_by(old_run)
             names += more
         check_script(name)
-    script = importlib.import_module(name)
+        script = importlib.import_module(name)
     parse_args = script.parse_args
 
     def with_recipes():  # here, so that the script's main reports what a recipe refuses

@@ -18,8 +18,8 @@ import sys
 
 import numpy as np
 import use as driver
-from distributions import look
-from gymnasium import spaces
+from distributions import flattened, look
+from squash import before_tanh
 from torch.distributions import Normal
 
 
@@ -42,16 +42,8 @@ class Policy:
         if self.script.__name__ == "rppo_gru_atari":
             obs = np.asarray(obs)
             return obs.reshape(-1, *obs.shape[-3:]), obs.ndim == 3
-        n = spaces.flatdim(self.space)
-        array = isinstance(obs, np.ndarray)
-        if array and (isinstance(self.space, spaces.Box) or obs.shape[-1:] == (n,)):
-            one = obs.shape in (self.space.shape, (n,))
-            rows = obs
-        else:
-            one = not isinstance(obs, list)
-            many = [obs] if one else obs
-            rows = [spaces.flatten(self.space, x) for x in many]
-        rows = np.float32(rows).reshape(-1, n)
+        rows, one = flattened(self.space, obs)
+        n = rows.shape[-1]
         if getattr(self.args, "mask_velocity", False):
             name = self.args.env_id.split("-")[0].removesuffix("Continuous")
             rows = np.where(np.isin(np.arange(n), self.script.VELOCITIES[name]), 0, rows)
@@ -70,7 +62,7 @@ class Policy:
 
     def probabilities(self, obs, info=None):
         """(N, K, A) of each choice; of real numbers the means and the standard deviations, (N, K)
-        each."""
+        each, before they are clipped or squashed."""
         base = self.look(obs, info)[0].base_dist
         if isinstance(base, Normal):
             return base.mean.numpy(), base.stddev.numpy()
@@ -81,7 +73,12 @@ class Policy:
         first = getattr(self.action_space, "start", 0)
         policy, value = self.look(obs, info)
         actions = value.new_tensor(np.asarray(actions) - first).reshape(len(value), -1)
-        return policy.log_prob(actions).exp().numpy()
+        density = 1.0
+        if getattr(self.args, "squash_output", False):
+            actions = before_tanh(actions, self.action_space)
+            width = self.action_space.high - self.action_space.low
+            density /= np.prod(width / 2)
+        return density * policy.log_prob(actions).exp().numpy()
 
     def value(self, obs, info=None):
         return self.look(obs, info)[1].numpy()
@@ -95,4 +92,4 @@ if __name__ == "__main__":
         while not done[0]:
             obs, _, terminated, truncated, info = policy.envs.step(policy.act(obs, info))
             done = terminated | truncated
-        print(f"return {info['statistics']['r'][0]:.5g}")
+        print(f"return {info['run_statistics']['r'][0]:.5g}")

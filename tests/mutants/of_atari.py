@@ -74,7 +74,7 @@ MUTANTS = [
     ("the last value is of the observation before", "_, values[T], _ = agent.step(tensor(obs[T]), state)", "_, values[T], _ = agent.step(tensor(obs[T - 1]), state)", GAMES),
     ("a final step's value has a state of zero", "logp[t], values[t], state = agent.step(tensor(obs[t]), state)", "logp[t], values[t], state = agent.step(tensor(obs[t]), state.where(tensor(~final[t])[:, None], 0.0))", GAMES),
     ("the control keeps its state", "            next_state = torch.zeros_like(next_state)\n", "            pass\n", GAMES),
-    ("the control has long sequences", "args.seq_len = 1 if args.ablate_memory else args.seq_len or args.num_steps", "args.seq_len = args.seq_len or args.num_steps", GAMES),
+    ("the control has long sequences", "args.seq_len = 1 if args.ablate_memory else args.seq_len", "args.seq_len = args.seq_len", GAMES),
     ("losses are logged under each other's names", '"policy_loss", "value_loss", "entropy", "approx_kl"', '"value_loss", "policy_loss", "entropy", "approx_kl"', GAMES),
     ("Adam's epsilon is torch's default", "eps=1e-5, ", "", GAMES),
     ("a resumed run plays the first games again", "args.seed + run.step + N * RANK", "args.seed + N * RANK", GAMES),

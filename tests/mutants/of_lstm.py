@@ -20,7 +20,7 @@ MUTANTS = [
     ("the return accumulator ignores ends", "np.where(done[t], 0, gamma * sums[t])", "gamma * sums[t]", MATH),
     ("the accumulator loses the terminal reward", "sums[t] = rewards[t] + unfinished", "sums[t] = np.where(done[t], 0, rewards[t] + unfinished)", MATH),
     ("the accumulator starts afresh in each rollout", "sums[t] = rewards[t] + unfinished", "unfinished[:] = unfinished * (t > 0); sums[t] = rewards[t] + unfinished", MATH),
-    ("merged variances lack the means' part", "        squares += delta**2 * self.count * n / total  # of distances from the common mean\n", "", MATH),
+    ("merged variances lack the means' part", "        squares += delta**2 * self.count * M / total  # of distances from the common mean\n", "", MATH),
     ("statistics count final steps", "tensor(sums[valid])", "tensor(sums.ravel())", ROLL),
     # The loss
     ("max for min in the surrogate", "surrogate = torch.min(", "surrogate = torch.max(", MATH),
@@ -79,7 +79,7 @@ MUTANTS = [
     ("a refused run reopens the record of its name", " and (args.resume or not self.dir.exists())", "", RUN),
     ("velocities of the wrong entries", '"CartPole": [1, 3]', '"CartPole": [0, 2]', AGENT),
     ("all epochs have one order", "    for _ in range(args.update_epochs):\n        yield from torch.randperm(S).view(args.num_minibatches, -1)", "    order = torch.randperm(S).view(args.num_minibatches, -1)\n    for _ in range(args.update_epochs):\n        yield from order", ROLL),
-    ("the control has long sequences", "args.seq_len = 1 if args.ablate_memory else args.seq_len or args.num_steps", "args.seq_len = args.seq_len or args.num_steps", ROLL),
+    ("the control has long sequences", "args.seq_len = 1 if args.ablate_memory else args.seq_len", "args.seq_len = args.seq_len", ROLL),
     # What a run keeps and logs, first weights, and more
     ("losses are logged under each other's names", '"policy_loss", "value_loss", "entropy", "approx_kl"', '"value_loss", "policy_loss", "entropy", "approx_kl"', ROLL),
     ("Adam's epsilon is torch's default", "eps=1e-5, ", "", RUN),
@@ -101,7 +101,7 @@ MUTANTS = [
     ("all episodes of an evaluation begin alike", "obs, info = envs.reset(seed=seed)\n    state = final", "obs, info = envs.reset(seed=[seed] * envs.num_envs)\n    state = final", EVALUATION),
     ("an evaluation counts later episodes", "ended = final & np.isnan(returns)", "ended = final", EVALUATION),
     ("play is not seeded", "    check_flags(args)\n    seed_everything(args.seed)\n", "    check_flags(args)\n", RUN),
-    ("NumPy's generator is not seeded", "    np.random.seed(seed % 2**32)  # from which some environments draw\n", "", USERS),
+    ("NumPy's generator is not seeded", "    np.random.seed(seed % 2**32)  # some environments draw from it\n", "", USERS),
     ("Python's generator is not seeded", "    random.seed(seed)\n", "", USERS),
     ("another version goes unsaid", "if saved[\"versions\"] != Run.versions:", "if False:", USERS),
     ("a NaN observation reaches the agent", '    envs = wrappers.TransformObservation(envs, partial(finite, "obs"))\n', "", USERS),

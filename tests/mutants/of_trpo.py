@@ -39,7 +39,7 @@ MUTANTS = [
     ("one pass of the critic", "for _ in range(args.n_critic_updates):", "for _ in range(1):", TRPO),
     ("the critic's minibatches are not shuffled", "torch.randperm(len(inputs))", "torch.arange(len(inputs))", TRPO),
     ("half of the critic's loss", "loss = nn.functional.mse_loss(", "loss = 0.5 * nn.functional.mse_loss(", TRPO),
-    ("the critic learns advantages", "returns = tensor(advantages + v[:T])[counts]", "returns = tensor(advantages)[counts]", TRPO),
+    ("the critic learns advantages", "returns = tensor(advantages + v[:T])[mask]", "returns = tensor(advantages)[mask]", TRPO),
     ("the critic's learning rate is the saved one", '    optimizer.param_groups[0]["lr"] = args.learning_rate  # not that of a run to resume\n', "", RUN),
     # Its rollout, and the steps that count
     ("replay without resets", "self.lstm(self.encoder(obs), state, final)", "self.lstm(self.encoder(obs), state, final & False)", TRPO),
@@ -66,7 +66,7 @@ MUTANTS = [
     ("actions are not clipped", "array.clip(space.low, space.high)", "array", TRPO),
     ("the start of a Discrete space is forgotten", 'getattr(space, "start", 0)', "0", TRPO),
     ("predict forgets", "state = agent.initial_state(len(obs)) if state is None else state", "state = agent.initial_state(len(obs))", TRPO),
-    ("predict explores", "policy.mode if deterministic else policy.sample()", "policy.sample()", TRPO),
+    ("predict explores", "mode if deterministic else self.act(h, legal, self.sample_noise(len(h)))", "self.act(h, legal, self.sample_noise(len(h)))", TRPO),
     ("predict ignores masks", "legal_choices(self.exists, info or {}, final)", "legal_choices(self.exists, {}, final)", TRPO),
     ("predict does not reset the state", "        state = state.where(tensor(~final)[:, None], 0.0)\n        return to_env", "        return to_env", TRPO),
     ("rewards are discounted by lambda", "discounted_sums(rewards, done, unfinished, args.gamma)", "discounted_sums(rewards, done, unfinished, args.gae_lambda)", TRPO),
