@@ -402,7 +402,9 @@ def test_predict_says_what_it_needs_and_resets_after_final_steps():
     agent = rppo.Agent(rppo.make_envs(args, 3), args)
     obs = np.random.default_rng(0).integers(0, 256, (3, 2, 84, 84), np.uint8)
     for wrong in obs[0], obs[:, :1], obs[..., :83], obs / 255, {"x": obs}, np.uint8(0), None:
-        with pytest.raises(ValueError, match=r"obs must be uint8 \(N, C, 84, 84\): obs\[None\]"):
+        with pytest.raises(
+            ValueError, match=r"obs must be uint8 \(N, C, 84, 84\): take obs\[None\]"
+        ):
             agent.predict(wrong)
     _, state = agent.predict(torch.from_numpy(obs))
     for wrong in state[:, :1], state[..., 1:], torch.cat([state, state]), (state, state):
@@ -615,7 +617,7 @@ def test_torchrun_says_once_what_is_wrong(flags, said, tmp_path):
     [
         (dict(num_envs=5), "--num-envs: 2 processes must divide it"),
         (dict(num_minibatches=4), "--num-minibatches: must divide the 2 sequences"),
-        (dict(cuda=True), "--cuda: torch finds no GPU"),
+        (dict(cuda=True), "--cuda: too few GPUs"),
         (dict(sticky_actions=1.5), "--sticky-actions 1.5: must be from 0 to 1"),
     ],
 )

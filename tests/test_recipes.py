@@ -140,6 +140,21 @@ def test_a_recipe_of_ones_own(tmp_path, monkeypatch):
     sys.modules.pop("my_recipe")
 
 
+def test_a_program_with_recipes(tmp_path, monkeypatch):
+    """As the page shows it: a copy of the script, the script itself as it was."""
+    page = (ROOT / "docs/recipes.md").read_text()
+    block = page.split('```python title="my_program.py"\n')[1].split("```")[0]
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    exec(block, names)
+    assert names["script"].SCRIPT == "rppo_lstm+networks+schedules"
+    widths = [x.out_features for x in names["agent"].actor if hasattr(x, "out_features")]
+    assert widths == [64, 64, 2] and not hasattr(driver.fresh("rppo_lstm").Args, "layers_after")
+    [run_dir] = (tmp_path / "runs").iterdir()
+    assert names["script"].load(run_dir)["step"] >= 1900
+
+
 @pytest.mark.parametrize(
     "words, said",
     [

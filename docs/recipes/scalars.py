@@ -3,8 +3,8 @@
     python docs/recipes/scalars.py --csv --log-every 10 --env-id CartPole-v1
     mpiexec -n 2 python docs/recipes/scalars.py ppo1_mpi --csv
 
-The file is runs/RUN/progress.csv. A run that was killed and goes on has each step in it once. The
-recipe callbacks brings this one along.
+The file is runs/RUN/progress.csv. It has each step once, even where a run was killed and resumed.
+The recipe callbacks brings this one along.
 """
 
 import csv
