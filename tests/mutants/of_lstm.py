@@ -104,5 +104,13 @@ MUTANTS = [
     ("NumPy's generator is not seeded", "    np.random.seed(seed % 2**32)  # some environments draw from it\n", "", USERS),
     ("Python's generator is not seeded", "    random.seed(seed)\n", "", USERS),
     ("another version goes unsaid", "if saved[\"versions\"] != Run.versions:", "if False:", USERS),
+    ("a sequence of T keeps its length", "args.seq_len = 1 if args.ablate_memory else args.seq_len\n", "args.seq_len = 1 if args.ablate_memory else args.seq_len or args.num_steps\n", USERS),
+    ("final of another type resets nothing", "np.asarray(final, bool)", "final", USERS),
+    ("an empty name is a name", ' and value != ""', "", USERS),
+    ("a failing close costs the result", "    run.finish()\n    envs.close()\n", "    envs.close()\n    run.finish()\n", USERS),
+    ("notes of one's own are saved", "asdict(self.args)", "vars(self.args)", USERS),
+    ("any path with gymnasium is Gymnasium's", "gym.__path__[0] in last", '"gymnasium" in last', USERS),
+    ("another encoding fails a run", "except (OSError, ValueError):", "except OSError:", USERS),
+    ("a run without evaluations plays nothing", "range(0, args.eval_episodes or 10, together)", "range(0, args.eval_episodes, together)", USERS),
     ("a NaN observation reaches the agent", '    envs = wrappers.TransformObservation(envs, partial(finite, "obs"))\n', "", USERS),
 ]  # fmt: skip

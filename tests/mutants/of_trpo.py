@@ -3,6 +3,7 @@
 AGENT = "test_agent.py"
 RUN = "test_run.py"
 TRPO = "test_trpo.py"
+USERS = "test_users.py"
 
 MUTANTS = [
     # trpo.py: the policy's step
@@ -84,4 +85,5 @@ MUTANTS = [
     ("the critic's last layer begins too large", ", std=1.0)", ")", AGENT),
     ("statistics of observations can be switched off in a resumed run", '"memory", "norm_obs",\n', '"memory",\n', RUN),
     ("sub-sampling is ignored without memory", "obs[valid][::every]", "obs[valid]", TRPO),
+    ("masks concern real numbers", " and exists.shape[1] > 1", "", USERS),
 ]  # fmt: skip
