@@ -10,6 +10,7 @@ import torch.nn as nn
 from conftest import awkward_ends
 from gymnasium import spaces
 from recipe_tools import driver, needs, run
+from squash import SquashedBox
 from torch.distributions import kl_divergence
 
 OBS = spaces.Box(-9, 9, (3,), np.float32)
@@ -411,8 +412,8 @@ def test_sde_has_stable_baselines3s_densities(name, full_std, use_expln, squash)
     spread = (latent[:1, None] @ noise)[:, 0].std(0)
     assert torch.allclose(spread, policy.base_dist.stddev[0], rtol=0.05)
     if squash:
-        envs = spaces.Box(np.float32([-3, 0]), np.float32([1, 5]))
-        sent = script.to_env(torch.tensor([[0.0, 20.0], [-20.0, 0.0]]), envs)
+        bounds = SquashedBox(np.float32([-3, 0]), np.float32([1, 5]))
+        sent = script.to_env(torch.tensor([[0.0, 20.0], [-20.0, 0.0]]), bounds)
         assert np.allclose(sent, [[-1, 5], [-3, 2.5]])
 
 
