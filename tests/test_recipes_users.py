@@ -52,6 +52,14 @@ def test_args_can_be_used_again(tmp_path, recipes):
     assert all(torch.equal(x, b["agent"][key]) for key, x in a["agent"].items())
 
 
+def test_a_trained_agent_keeps_what_a_recipe_said_of_it(tmp_path):
+    """A critic of its own needs four rows of states, after training as well."""
+    script = driver.fresh("rppo_lstm", "critics")
+    agent, _ = run(script, tmp_path, critic="separate")
+    assert agent.args.separate_critic and len(agent.initial_state(1)) == 4
+    agent.predict(np.zeros((2, 4), np.float32))
+
+
 @pytest.mark.parametrize("scale", [1.0, 0.1])
 def test_eval_limit_returns_are_what_the_environment_gave(tmp_path, scale):
     needs("ppo1_mpi")

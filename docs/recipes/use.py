@@ -12,6 +12,7 @@ agent.pt keeps. `python docs/recipes/images.py rppo_lstm ...` is short for one r
 name and agent.pt say which recipes made it: rppo_lstm+images+schedules.
 """
 
+import copy
 import importlib
 import importlib.util
 import sys
@@ -96,15 +97,11 @@ def applied(script) -> list[str]:
 
 
 def keep_args(script) -> None:
-    """train leaves its Args as they were, so that they can be used again."""
+    """train works on a copy of its Args, so that the caller's can be used again."""
     train = script.train
 
     def keeping(args):
-        before = dict(vars(args))
-        try:
-            return train(args)
-        finally:
-            vars(args).update(before)
+        return train(copy.copy(args))
 
     script.train = keeping
 
