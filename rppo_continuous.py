@@ -387,7 +387,7 @@ def to_sequences(x: Tensor, L: int) -> Tensor:
 
 
 def minibatches(S: int, args: Args):
-    """Yields each minibatch's indices (B,) of sequences; an epoch has all, in a new order."""
+    """Yields the indices (B,) of each minibatch's sequences; an epoch has all."""
     for _ in range(args.update_epochs):
         yield from torch.randperm(S).view(args.num_minibatches, -1)
 
@@ -536,7 +536,7 @@ def check_flags(args: Args) -> None:
     }  # fmt: skip
     for field in fields(args):
         value, default = getattr(args, field.name), getattr(Args, field.name)
-        flag = f"--{field.name.replace('_', '-')} {value}"
+        flag = f"--{field.name.replace('_', '-')} {value!r}"
         if field.type in (int, float):
             usual = min(default, 1 if field.type is int else 0), max(default, 10**12)
             low, high = ranges.get(field.name, usual)
@@ -691,7 +691,7 @@ class Run:
         self.save()
         self.bar.close()
         self.writer.close()
-        timed = self.timed[1:] or [(self.step, self.logged - self.began)]  # one iteration: all
+        timed = self.timed[1:] or [(self.step, self.logged - self.began)]  # or the only one
         sps = sum(steps for steps, _ in timed) / sum(time for _, time in timed)
         evaluation = []
         if self.args.eval_episodes > 0:

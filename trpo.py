@@ -305,7 +305,7 @@ def legal_choices(exists, info: dict, final):
     """The choices (N, K, A) that exist and that info's "action_mask" allows, where one was sent:
     1 or 0 for each choice of each component. Final steps need no legal choice."""
     legal = exists[None].repeat(len(final), axis=0)
-    if "action_mask" in info and exists.shape[1] > 1:
+    if "action_mask" in info and exists.shape[1] > 1:  # A > 1: choices
         sent = info.get("_action_mask", np.ones(len(final), bool))  # (N,): who sent a mask
         for i in np.flatnonzero(sent & ~final):
             mask = np.hstack(info["action_mask"][i])
@@ -617,7 +617,7 @@ def check_flags(args: Args) -> None:
     }  # fmt: skip
     for field in fields(args):
         value, default = getattr(args, field.name), getattr(Args, field.name)
-        flag = f"--{field.name.replace('_', '-')} {value}"
+        flag = f"--{field.name.replace('_', '-')} {value!r}"
         if field.type in (int, float):
             usual = min(default, 1 if field.type is int else 0), max(default, 10**12)
             low, high = ranges.get(field.name, usual)
@@ -772,7 +772,7 @@ class Run:
         self.save()
         self.bar.close()
         self.writer.close()
-        timed = self.timed[1:] or [(self.step, self.logged - self.began)]  # one iteration: all
+        timed = self.timed[1:] or [(self.step, self.logged - self.began)]  # or the only one
         sps = sum(steps for steps, _ in timed) / sum(time for _, time in timed)
         evaluation = []
         if self.args.eval_episodes > 0:

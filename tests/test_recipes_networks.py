@@ -230,7 +230,7 @@ def test_networks_build_what_the_flags_say(name):
     if name in ("trpo", "ppo1_mpi"):
         with pytest.raises(script.ArgumentError, match="share nothing"):
             build(script, layers_shared="8")
-    with pytest.raises(script.ArgumentError, match="say numbers with commas"):
+    with pytest.raises(script.ArgumentError, match="say numbers above 0, with commas"):
         build(script, CHOICES if name == "rppo_lstm" else REAL, layers_before="wide")
     torch.manual_seed(0)
     plain = script.Agent(agent_envs(name), script.Args(orthogonal=False, layers_before="32,32"))

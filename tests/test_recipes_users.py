@@ -267,9 +267,14 @@ def test_an_encoder_of_the_critics_own_on_atari(tmp_path, critic):
 
 WRONG = {
     ("rppo_lstm", "long_memory", "longest", 2): "--longest 2: must be at least 3",
-    ("rppo_lstm", "images", "cnn_channels", "32,a,64"): "--cnn-... '32,a,64': say numbers",
+    (
+        "rppo_lstm",
+        "images",
+        "cnn_channels",
+        "32,a,64",
+    ): "--cnn-channels '32,a,64': say numbers above 0",
     ("rppo_lstm", "adam", "adam_beta1", 1.5): "--adam-beta1, --adam-beta2: must be from 0",
-    ("rppo_lstm", "networks", "layers_before", "0"): "layers '0': say numbers with commas",
+    ("rppo_lstm", "networks", "layers_before", "0"): "layers '0': say numbers above 0",
     ("rppo_lstm", "critics", "critic", "seperate"): "--critic seperate: one of shared, detached",
     ("rppo_lstm", "activations", "activation", "x"): "--activation x: one of tanh, relu",
     ("trpo", "schedules", "clip_coef_schedule", "linear"): "--clip-coef-schedule: trpo has no",

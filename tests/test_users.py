@@ -140,10 +140,10 @@ def test_an_empty_name_of_a_run_is_refused(script, tmp_path):
     module = MODULES[script]
     for flag in "play", "resume", "run_name":
         with pytest.raises(
-            module.ArgumentError, match=f"^--{flag.replace('_', '-')} : must be a str"
+            module.ArgumentError, match=f"^--{flag.replace('_', '-')} '': must be a str"
         ):
             module.train(module.Args(**{flag: "", "runs_dir": str(tmp_path)}))
-    assert_refused(main(tmp_path, script, "--play="), "--play : must be a str")
+    assert_refused(main(tmp_path, script, "--play="), "--play '': must be a str")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -25,8 +25,11 @@ class Eyes(nn.Module):
 
     def __init__(self, script, entries, args):
         super().__init__()
-        flags = args.cnn_channels, args.cnn_kernels, args.cnn_strides
-        sizes = [driver.numbers(script, "--cnn-...", flag) for flag in flags]
+        sizes = [
+            driver.numbers(script, "--cnn-channels", args.cnn_channels),
+            driver.numbers(script, "--cnn-kernels", args.cnn_kernels),
+            driver.numbers(script, "--cnn-strides", args.cnn_strides),
+        ]
         fits = len({len(numbers) for numbers in sizes}) == 1
         script.check(fits, "--cnn-channels, --cnn-kernels, --cnn-strides: as many of each")
         self.divisor = args.pixel_scale

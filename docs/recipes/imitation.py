@@ -18,6 +18,7 @@ from squash import before_tanh
 
 
 def remembers(agent) -> bool:
+    """Does it carry a state from step to step?"""
     return bool(driver.memories(agent)) and not getattr(agent.args, "ablate_memory", False)
 
 

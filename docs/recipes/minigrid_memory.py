@@ -54,7 +54,7 @@ for size in 7, 9, 11, 13:
 
 
 def use(script):
-    script.check(hasattr(script, "num_choices"), "minigrid_memory: not of " + script.__name__)
+    script.check(hasattr(script, "num_choices"), "minigrid_memory: of rppo_lstm, trpo and ppo1_mpi")
     make_envs = script.make_envs
 
     class OpenLSTM(script.ResetLSTM):

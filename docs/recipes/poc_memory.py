@@ -55,7 +55,7 @@ gym.register("PocMemory-v0", PocMemory, max_episode_steps=128)
 
 
 def use(script):
-    script.check(hasattr(script, "num_choices"), "poc_memory: not of " + script.__name__)
+    script.check(hasattr(script, "num_choices"), "poc_memory: of rppo_lstm, trpo and ppo1_mpi")
 
     @dataclass
     class Args(script.Args):

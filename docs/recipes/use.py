@@ -119,10 +119,10 @@ def without_warning(script, words: str) -> None:
 
 
 def numbers(script, name: str, words: str) -> list[int]:
-    """The numbers that a flag has, with commas; none may be 0."""
+    """The whole numbers above 0 that a flag has, with commas."""
     split = words.split(",")
     fits = all(word.isdigit() and int(word) > 0 for word in split)
-    script.check(fits, f"{name} {words!r}: say numbers with commas")
+    script.check(fits, f"{name} {words!r}: say numbers above 0, with commas")
     return [int(word) for word in split]
 
 

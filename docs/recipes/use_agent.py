@@ -73,12 +73,11 @@ class Policy:
         first = getattr(self.action_space, "start", 0)
         policy, value = self.look(obs, info)
         actions = value.new_tensor(np.asarray(actions) - first).reshape(len(value), -1)
-        density = 1.0
+        stretch = 1.0
         if getattr(self.args, "squash_output", False):
             actions = before_tanh(actions, self.action_space)
-            width = self.action_space.high - self.action_space.low
-            density /= np.prod(width / 2)
-        return density * policy.log_prob(actions).exp().numpy()
+            stretch = np.prod((self.action_space.high - self.action_space.low) / 2)
+        return policy.log_prob(actions).exp().numpy() / stretch
 
     def value(self, obs, info=None):
         return self.look(obs, info)[1].numpy()

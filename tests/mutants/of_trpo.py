@@ -85,5 +85,5 @@ MUTANTS = [
     ("the critic's last layer begins too large", ", std=1.0)", ")", AGENT),
     ("statistics of observations can be switched off in a resumed run", '"memory", "norm_obs",\n', '"memory",\n', RUN),
     ("sub-sampling is ignored without memory", "obs[valid][::every]", "obs[valid]", TRPO),
-    ("masks concern real numbers", " and exists.shape[1] > 1", "", USERS),
+    ("masks concern real numbers", " and exists.shape[1] > 1:  # A > 1: choices", ":", USERS),
 ]  # fmt: skip
