@@ -223,7 +223,9 @@ def test_predict_says_what_it_needs(script):
     agent = module.Agent(envs, args)
     obs = np.zeros((4, 3), np.float32)
     for wrong in obs[0], {"x": obs}, obs[:, :2], obs[..., None], list(obs), np.float32(0):
-        with pytest.raises(ValueError, match=r"obs must be \(N, 3\): take obs\[None\].*flatten"):
+        with pytest.raises(
+            ValueError, match=r"obs must be \(N, 3\): take obs\[None\].*spaces.flatten"
+        ):
             agent.predict(wrong)
     _, state = agent.predict(obs)
     if state.numel():

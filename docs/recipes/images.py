@@ -25,11 +25,8 @@ class Eyes(nn.Module):
 
     def __init__(self, script, entries, args):
         super().__init__()
-        sizes = [
-            driver.numbers(script, "--cnn-channels", args.cnn_channels),
-            driver.numbers(script, "--cnn-kernels", args.cnn_kernels),
-            driver.numbers(script, "--cnn-strides", args.cnn_strides),
-        ]
+        names = "channels", "kernels", "strides"
+        sizes = [driver.numbers(script, f"--cnn-{x}", getattr(args, f"cnn_{x}")) for x in names]
         fits = len({len(numbers) for numbers in sizes}) == 1
         script.check(fits, "--cnn-channels, --cnn-kernels, --cnn-strides: as many of each")
         self.divisor = args.pixel_scale
