@@ -217,8 +217,7 @@ class Agent(nn.Module):
             normal = Normal(self.actor(h), self.log_std.exp(), validate_args=False)
             return normal.log_prob(actions).sum(-1), normal.entropy().sum(-1)
         logp = self.log_probs(h, legal)
-        logprob = log_prob(logp, actions)
-        return logprob, -(logp.exp() * logp).sum((-2, -1))
+        return log_prob(logp, actions), -(logp.exp() * logp).sum((-2, -1))
 
     def act(self, h: Tensor, legal: Tensor, deterministic: bool = False) -> Tensor:
         """h (N, F), legal (N, K, A) -> actions (N, K), not clipped, sampled or the likeliest."""
@@ -327,13 +326,14 @@ class RunningMeanStd(nn.Module):
         self.count: Tensor = nn.Buffer(torch.zeros((), dtype=torch.float64))
 
     def update(self, rows: Tensor) -> None:
-        """Adds rows (M, *shape) (Chan, Golub & LeVeque 1979, eq. 2.1)."""
+        """Adds rows (M, *shape) (Chan et al. 1979, eq. 2.1)."""
         M = len(rows)
+        check_shapes((M, *self.mean.shape), rows=rows)
         rows = rows.double()
         total = self.count + M
         delta = rows.mean(0) - self.mean
         squares = self.var * self.count + rows.var(0, correction=0) * M
-        squares += delta**2 * self.count * M / total  # of distances from the common mean
+        squares += delta**2 * self.count * M / total  # about the common mean
         self.mean = self.mean + delta * M / total
         self.var = squares / total
         self.count = total
@@ -494,7 +494,7 @@ def train(args: Args) -> Agent:
             rows = np.concatenate(comm.allgather(obs[:T][valid]))  # of all ranks, in their order
             agent.obs_stats.update(tensor(rows))
         run.log(steps, losses)
-        # The next rollout begins where this one ended: with step T and this state.
+        # The next rollout begins where this one ended.
         obs[0] = obs[T]
         legal[0] = legal[T]
         final[0] = final[T]

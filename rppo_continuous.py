@@ -328,13 +328,14 @@ class RunningMeanStd(nn.Module):
         self.count: Tensor = nn.Buffer(torch.zeros((), dtype=torch.float64))
 
     def update(self, rows: Tensor) -> None:
-        """Adds rows (M, *shape) (Chan, Golub & LeVeque 1979, eq. 2.1)."""
+        """Adds rows (M, *shape) (Chan et al. 1979, eq. 2.1)."""
         M = len(rows)
+        check_shapes((M, *self.mean.shape), rows=rows)
         rows = rows.double()
         total = self.count + M
         delta = rows.mean(0) - self.mean
         squares = self.var * self.count + rows.var(0, correction=0) * M
-        squares += delta**2 * self.count * M / total  # of distances from the common mean
+        squares += delta**2 * self.count * M / total  # about the common mean
         self.mean = self.mean + delta * M / total
         self.var = squares / total
         self.count = total
@@ -344,7 +345,7 @@ def discounted_sums(rewards, done, unfinished, gamma: float) -> np.ndarray:
     """G_t = r_t + gamma G_{t-1} within an episode; rewards, done, G are (T, N). unfinished (N,) is
     gamma G of an episode that the last rollout left unfinished, else 0; changed in place."""
     check_shapes(rewards.shape, done=done)
-    sums = np.zeros_like(rewards)
+    sums = 0.0 * rewards
     for t in range(len(rewards)):
         sums[t] = rewards[t] + unfinished
         unfinished[:] = np.where(done[t], 0, gamma * sums[t])
@@ -489,7 +490,7 @@ def train(args: Args) -> Agent:
         if args.norm_obs and valid.any():  # not earlier: the policy acted with the old statistics
             agent.obs_stats.update(tensor(obs[:T][valid]))
         run.log(int(valid.sum()), losses)
-        # The next rollout begins where this one ended: with step T and this state.
+        # The next rollout begins where this one ended.
         obs[0] = obs[T]
         final[0] = final[T]
 

@@ -148,8 +148,7 @@ class ResetGRU(nn.Module):
         return self.cell(x, state[0]).unsqueeze(0)
 
     def forward(self, x: Tensor, state: Tensor, final: Tensor) -> Tensor:
-        """Sequences: x (L, B, F), the state before them (1, B, H), final (L, B) -> h (L, B, H).
-        ValueError for other shapes."""
+        """Sequences: x (L, B, F), the state before them (1, B, H), final (L, B) -> h (L, B, H)."""
         cell = self.cell
         L, B = x.shape[:2]
         check_shapes((L, B, cell.input_size), x=x)  # torch.gru would broadcast one sequence
@@ -463,7 +462,7 @@ def train(args: Args) -> Agent:
             optimizer.step()
 
         run.log(int(valid.sum()), losses)
-        # The next rollout begins where this one ended: with step T and this state.
+        # The next rollout begins where this one ended.
         obs[0] = obs[T]
         final[0] = final[T]
 

@@ -334,13 +334,14 @@ class RunningMeanStd(nn.Module):
         self.count: Tensor = nn.Buffer(torch.zeros((), dtype=torch.float64))
 
     def update(self, rows: Tensor) -> None:
-        """Adds rows (M, *shape) (Chan, Golub & LeVeque 1979, eq. 2.1)."""
+        """Adds rows (M, *shape) (Chan et al. 1979, eq. 2.1)."""
         M = len(rows)
+        check_shapes((M, *self.mean.shape), rows=rows)
         rows = rows.double()
         total = self.count + M
         delta = rows.mean(0) - self.mean
         squares = self.var * self.count + rows.var(0, correction=0) * M
-        squares += delta**2 * self.count * M / total  # of distances from the common mean
+        squares += delta**2 * self.count * M / total  # about the common mean
         self.mean = self.mean + delta * M / total
         self.var = squares / total
         self.count = total
@@ -350,7 +351,7 @@ def discounted_sums(rewards, done, unfinished, gamma: float) -> np.ndarray:
     """G_t = r_t + gamma G_{t-1} within an episode; rewards, done, G are (T, N). unfinished (N,) is
     gamma G of an episode that the last rollout left unfinished, else 0; changed in place."""
     check_shapes(rewards.shape, done=done)
-    sums = np.zeros_like(rewards)
+    sums = 0.0 * rewards
     for t in range(len(rewards)):
         sums[t] = rewards[t] + unfinished
         unfinished[:] = np.where(done[t], 0, gamma * sums[t])
@@ -376,7 +377,7 @@ def compute_gae(rewards, values, terminated, done, gamma: float, lam: float) -> 
 
 def surrogate(new: Independent, old: Independent, actions, advantage) -> Tensor:
     """The mean of pi(a|s) / pi_old(a|s) A over M steps (Schulman et al. 2015, eq. 14)."""
-    check_shapes((*new.batch_shape, *new.event_shape), actions=actions)
+    check_shapes(new.batch_shape + new.event_shape, actions=actions)
     logprob = new.log_prob(actions)
     old_logprob = old.log_prob(actions)
     check_shapes(logprob.shape, old_logprob=old_logprob, advantage=advantage)
@@ -429,6 +430,7 @@ def conjugate_gradient(product, b: Tensor, max_steps: int) -> Tensor:
 @torch.no_grad()
 def line_search(policy, old, parameters, args: Args, actions, advantage, step):
     """Moves the parameters by a fraction of step (P,), or not -> KL, improvement, fraction."""
+    parameters = list(parameters)  # a generator would be empty the second time
     theta = nn.utils.parameters_to_vector(parameters)
     check_shapes(theta.shape, step=step)
     for i in range(args.line_search_max_iter):
@@ -550,17 +552,15 @@ def train(args: Args) -> Agent:
             taken = torch.stack(actions)[mask]  # (M, K)
             advantage = tensor(advantages[valid])
             advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
-            kl, improvement, expected, fraction, entropy = trpo_step(
-                agent, args, rollout, taken, advantage
-            )
+            step_losses = trpo_step(agent, args, rollout, taken, advantage)
             returns = tensor(advantages + v[:T])[mask]
             value_loss = fit_critic(agent.critic, args, optimizer, inputs[:T][mask], returns)
-            losses.append(torch.tensor([kl, improvement, expected, fraction, entropy, value_loss]))
+            losses.append(torch.tensor([*step_losses, value_loss]))
 
         if args.norm_obs and valid.any():  # not earlier: the policy acted with the old statistics
             agent.obs_stats.update(tensor(obs[:T][valid]))
         run.log(int(valid.sum()), losses)
-        # The next rollout begins where this one ended: with step T and this state.
+        # The next rollout begins where this one ended.
         obs[0] = obs[T]
         legal[0] = legal[T]
         final[0] = final[T]

@@ -161,6 +161,7 @@ def mujoco(name: str) -> tuple[int, dict[str, str]]:
         "lstm, sequences of 1": f"{lstm} --seq-len 1",
         "ablated": f"{lstm} --ablate-memory",
         "trpo": f"{TRPO} {env_id}",
+        "ppo1": f"docs/recipes/ppo1_mujoco.py --env-id {env_id}",
         "sb3-ppo": f"peer {PPO_PAPER.format(env_id)}",
         "sb3-contrib-trpo": f"peer {ZOO_TRPO_MUJOCO.format(env_id, ZOO_TRPO_EXTRA.get(name, ''))}",
     }

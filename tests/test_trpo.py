@@ -676,6 +676,27 @@ def test_shapes_that_would_broadcast_are_refused():
     assert torch.equal(flat(agent), flat(build("box", torch.float64)))
 
 
+def test_the_line_search_takes_a_generator_of_parameters():
+    """As agent.parameters() is: after its first use it is empty, and nothing would move."""
+    found = []
+    for make in (list, iter):
+        agent = build("box", torch.float64)
+        rollout, taken, advantages = batch(agent, torch.float64)
+        policy = partial(agent, *rollout)
+        with torch.no_grad():
+            old = policy()
+        gradient = trpo.flat_gradient(
+            trpo.surrogate(policy(), old, taken, advantages), moving(agent)
+        )
+        result = trpo.line_search(
+            policy, old, make(moving(agent)), agent.args, taken, advantages, 1e-3 * gradient
+        )
+        found.append((result, flat(agent)))
+    assert found[0][0] == found[1][0] and found[0][0][2] > 0
+    assert torch.equal(found[0][1], found[1][1])
+    assert not torch.equal(found[0][1], flat(build("box", torch.float64)))
+
+
 def test_other_memories_are_refused():
     with pytest.raises(trpo.ArgumentError, match="--memory gru: must be none or lstm"):
         trpo.check_args(trpo.Args(memory="gru"))

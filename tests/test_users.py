@@ -523,6 +523,26 @@ def test_functions_on_arrays_refuse_what_would_broadcast(script):
             module.discounted_sums(rewards, wrong, np.zeros(3), 0.9)
 
 
+@pytest.mark.parametrize("script", having("discounted_sums"))
+def test_whole_rewards_are_not_truncated(script):
+    sums = MODULES[script].discounted_sums(
+        np.array([[1], [1], [2]]), np.array([[False], [True], [False]]), np.zeros(1), 0.5
+    )
+    assert sums.ravel().tolist() == [1, 1.5, 2]
+
+
+@pytest.mark.parametrize("script", having("RunningMeanStd"))
+def test_statistics_refuse_rows_that_would_broadcast(script):
+    stats = MODULES[script].RunningMeanStd((3,))
+    for wrong in torch.ones(5), torch.ones(5, 1), torch.ones(5, 2, 3), torch.ones(3, 5):
+        with pytest.raises(ValueError, match=r"rows is .* must have the shape \(\d, 3\)"):
+            stats.update(wrong)
+    assert stats.count == 0
+    returns = MODULES[script].RunningMeanStd(())
+    with pytest.raises(ValueError, match=r"rows is \(5, 1\), and must have the shape \(5,\)"):
+        returns.update(torch.ones(5, 1))
+
+
 @pytest.mark.parametrize("script", having("ppo_loss"))
 def test_the_loss_refuses_what_would_broadcast(script):
     loss = MODULES[script].ppo_loss

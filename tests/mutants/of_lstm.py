@@ -20,7 +20,7 @@ MUTANTS = [
     ("the return accumulator ignores ends", "np.where(done[t], 0, gamma * sums[t])", "gamma * sums[t]", MATH),
     ("the accumulator loses the terminal reward", "sums[t] = rewards[t] + unfinished", "sums[t] = np.where(done[t], 0, rewards[t] + unfinished)", MATH),
     ("the accumulator starts afresh in each rollout", "sums[t] = rewards[t] + unfinished", "unfinished[:] = unfinished * (t > 0); sums[t] = rewards[t] + unfinished", MATH),
-    ("merged variances lack the means' part", "        squares += delta**2 * self.count * M / total  # of distances from the common mean\n", "", MATH),
+    ("merged variances lack the means' part", "        squares += delta**2 * self.count * M / total  # about the common mean\n", "", MATH),
     ("statistics count final steps", "tensor(sums[valid])", "tensor(sums.ravel())", ROLL),
     # The loss
     ("max for min in the surrogate", "surrogate = torch.min(", "surrogate = torch.max(", MATH),
@@ -91,6 +91,8 @@ MUTANTS = [
     ("the input gate starts open instead", "self.cell.bias_ih[hidden_size : 2 * hidden_size]", "self.cell.bias_ih[:hidden_size]", AGENT),
     ("a state of another size reads other memory", "        check_shapes((2, B, cell.hidden_size), state=state)\n", "", USERS),
     ("flags of another size broadcast", "        check_shapes((L, B), final=final)\n", "", USERS),
+    ("rows of another shape broadcast", "        check_shapes((M, *self.mean.shape), rows=rows)\n", "", USERS),
+    ("whole rewards are truncated", "sums = 0.0 * rewards", "sums = np.zeros_like(rewards)", USERS),
     ("statistics of observations count final steps", "agent.obs_stats.update(tensor(obs[:T][valid]))", "agent.obs_stats.update(tensor(obs[:T]).flatten(0, 1))", ROLL),
     ("observations are never normalised", "self.encoder(self.normalize(obs))\n        h = ", "self.encoder(obs)\n        h = ", ROLL),
     ("predict keeps the state after a final step", "        state = state.where(tensor(~final)[:, None], 0.0)\n        return", "        return", AGENT),

@@ -24,10 +24,11 @@ MUTANTS = [
     ("sub-sampling is ignored", "partial(policy, every=args.sub_sampling_factor)", "policy", TRPO),
     ("the noise's size is not learned", 'if not name.startswith("critic")', 'if not name.startswith(("critic", "log_std"))', TRPO),
     ("a shape that broadcasts: the surrogate", "    check_shapes(logprob.shape, old_logprob=old_logprob, advantage=advantage)\n", "", TRPO),
-    ("a shape that broadcasts: actions", "    check_shapes((*new.batch_shape, *new.event_shape), actions=actions)\n", "", TRPO),
+    ("a shape that broadcasts: actions", "    check_shapes(new.batch_shape + new.event_shape, actions=actions)\n", "", TRPO),
     ("a shape that broadcasts: the product", "    check_shapes(kl_gradient.shape, v=v)\n", "", TRPO),
     ("a shape that broadcasts: the difference", "    check_shapes(theta.shape, v=v)\n", "", TRPO),
     ("a shape that broadcasts: the step", "    check_shapes(theta.shape, step=step)\n", "", TRPO),
+    ("a generator of parameters moves nothing", "    parameters = list(parameters)  # a generator would be empty the second time\n", "", TRPO),
     # Its line search
     ("a step out of the trust region", "if kl < args.target_kl and 0 < improvement", "if 0 < improvement", TRPO),
     ("a step that is no better", "0 < improvement < np.inf", "0 <= improvement < np.inf", TRPO),
