@@ -99,7 +99,7 @@ def test_the_driver_trains_resumes_and_plays(run_script, tmp_path):
             "--play",
             "runs/a",
         ): "wrote it, not rppo_lstm+networks+schedules+",
-        ("rppo_lstm", "sde"): "error: sde: of rppo_continuous and trpo",
+        ("rppo_lstm", "sde"): "error: sde: works only with rppo_continuous and trpo",
         ("rppo_lstm", "none"): "error: no recipe 'none'; there are poc_memory",
         ("--play", "runs/none"): "runs/none is not the directory of a run",
         (): "error: first say one of rppo_lstm",

@@ -230,7 +230,7 @@ def test_networks_build_what_the_flags_say(name):
     if name in ("trpo", "ppo1_mpi"):
         with pytest.raises(script.ArgumentError, match="share nothing"):
             build(script, layers_shared="8")
-    with pytest.raises(script.ArgumentError, match="say numbers above 0, with commas"):
+    with pytest.raises(script.ArgumentError, match="must be whole numbers above 0, with commas"):
         build(script, CHOICES if name == "rppo_lstm" else REAL, layers_before="wide")
     torch.manual_seed(0)
     plain = script.Agent(agent_envs(name), script.Args(orthogonal=False, layers_before="32,32"))
@@ -380,7 +380,7 @@ def test_images_refuse_what_the_cnn_cannot_read():
     with pytest.raises(script.ArgumentError, match="an image is too small"):
         script.Agent(script.make_envs(args, 1), args)
     args = script.Args(env_id="Signs-v0", cnn_kernels="8,4")
-    with pytest.raises(script.ArgumentError, match="as many of each"):
+    with pytest.raises(script.ArgumentError, match="must be equally many"):
         script.Agent(script.make_envs(args, 1), args)
 
 

@@ -82,12 +82,15 @@ def test_pairs(tmp_path, name, pair, flags):
 
 
 REFUSED = {
-    ("rppo_lstm", "sde"): "sde: of rppo_continuous and trpo",
+    ("rppo_lstm", "sde"): "sde: works only with rppo_continuous and trpo",
     ("rppo_lstm", "feedforward", "stacked_lstm"): "stacked_lstm: not without a memory",
     ("rppo_lstm", "images", "frame_stack"): "frame_stack: images have --image-stack",
     ("rppo_lstm", "nonsense"): "no recipe 'nonsense'",
-    ("rppo_continuous", "poc_memory"): "poc_memory: of rppo_lstm, trpo and ppo1_mpi",
-    ("rppo_continuous", "minigrid_memory"): "minigrid_memory: of rppo_lstm, trpo and ppo1_mpi",
+    ("rppo_continuous", "poc_memory"): "poc_memory: works only with rppo_lstm, trpo and ppo1_mpi",
+    (
+        "rppo_continuous",
+        "minigrid_memory",
+    ): "minigrid_memory: works only with rppo_lstm, trpo and ppo1_mpi",
     ("rppo_continuous", "ppo1_atari"): "ppo1_atari: actions of games are discrete",
     ("rppo_gru_atari", "images"): "images: rppo_gru_atari has a CNN of its own",
     ("rppo_gru_atari", "frame_stack"): "frame_stack: Atari has --frame-stack",
@@ -101,7 +104,7 @@ REFUSED = {
     ("trpo", "feedforward"): "feedforward: the script has no memory unless",
     ("trpo", "critics"): "critics: actor and critic share nothing here",
     ("ppo1_mpi", "critics"): "critics: actor and critic share nothing here",
-    ("ppo1_mpi", "sde"): "sde: of rppo_continuous and trpo",
+    ("ppo1_mpi", "sde"): "sde: works only with rppo_continuous and trpo",
 }
 
 

@@ -1,4 +1,4 @@
-"""Adam's other numbers: epsilon, betas, and the weight decay that makes it AdamW.
+"""Adam's other hyperparameters: epsilon, betas, and the weight decay that makes it AdamW.
 
     python docs/recipes/adam.py rppo_lstm --weight-decay 0.01          # AdamW
     python docs/recipes/adam.py ppo1_mpi --adam-eps 1e-8 --adam-beta2 0.99
@@ -16,8 +16,8 @@ def use(script):
     @dataclass
     class Args(script.Args):
         adam_eps: float = 1e-5  # Adam's epsilon
-        adam_beta1: float = 0.9  # of the mean of gradients
-        adam_beta2: float = 0.999  # of the mean of their squares
+        adam_beta1: float = 0.9  # decay rate of the mean of gradients
+        adam_beta2: float = 0.999  # decay rate of the mean of their squares
         weight_decay: float = 0.0  # AdamW's
 
     class AdamRun(script.Run):

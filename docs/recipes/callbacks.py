@@ -5,8 +5,8 @@
     torchrun --nproc-per-node 2 docs/recipes/callbacks.py rppo_gru_atari --log-every 10 --quiet
 
 A subclass of Run is this project's callback: `log` is called at the end of each iteration, in every
-process. Whatever decides there must decide alike in all of them, as the first one does. A
-checkpoint is a run of its own to --play or to --resume: runs/RUN/checkpoints/50176. The recipe
+process. A decision to stop must be the same in all of them, so the first one decides. A numbered
+checkpoint can be played or resumed like a run: --play runs/RUN/checkpoints/50176. The recipe
 scalars comes along, with --csv and --log-every.
 """
 
@@ -23,7 +23,7 @@ def use(script):
 
     @dataclass
     class Args(script.Args):
-        stop_at_return: float = -np.inf  # end where the mean of 100 episodes is so high; -inf: no
+        stop_at_return: float = -np.inf  # mean return of 100 episodes at which to stop; -inf: never
         checkpoint_every: int = 0  # steps from one numbered checkpoint to the next; 0: none
         histograms_every: int = 0  # steps from one histogram of all weights to the next; 0: none
         quiet: bool = False  # no progress bars

@@ -5,7 +5,7 @@
 
 losses/explained_variance is 1 - Var[return - value] / Var[return] over a rollout: 1 for a critic
 that knows the returns, 0 for one that knows only their mean. losses/clipfrac is the share of steps
-whose ratio has left 1 - epsilon to 1 + epsilon, over all minibatches; trpo.py clips nothing and has
+whose ratio is outside 1 - epsilon to 1 + epsilon, in all minibatches; trpo.py clips nothing and has
 none. The names are CleanRL's. Under torchrun and mpiexec both are those of the first process.
 """
 

@@ -9,8 +9,8 @@ Every member is a run of its own, of any script and recipes. In each generation 
 Tournaments: for each other place --tournament members are drawn, and the best of them has an
 offspring, with one of its genes changed (the recipe genes). It starts from the parent's weights
 (the recipe warm_start); where its networks have another size, weights are copied as far as they
-overlap. A run that fails, or is killed, is repeated once (the recipe population), and then counts
-as the worst. The best of all is kept in RUNS_DIR/evolve/best. (Jaderberg et al. 2017; AgileRL.)
+overlap. A run that fails or is killed is repeated once (the recipe population); if that fails, too,
+it ranks last. The best of all is kept in RUNS_DIR/evolve/best. (Jaderberg et al. 2017; AgileRL.)
 """
 
 import argparse
@@ -53,7 +53,7 @@ def evolve(options, words: list[str], names: list[str], folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], allow_abbrev=False)
-    parser.add_argument("words", nargs="+", help="the script, and recipes with commas")
+    parser.add_argument("words", nargs="+", help="the script, then recipes, separated by commas")
     parser.add_argument("--evolve", action=argparse.BooleanOptionalAction, default=True)
     numbers = {"members": 4, "generations": 5, "steps": 20_000, "tournament": 2, "seed": 1}
     for name, default in {**numbers, "processes": None}.items():

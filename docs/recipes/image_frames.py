@@ -1,4 +1,4 @@
-"""Images of an observation in grey, in another size, or the last few of them at once.
+"""The images of an observation in grey, at another size, or the last few of them stacked.
 
     python docs/recipes/use.py rppo_lstm images --env-id my_module:MyEnv-v0 --grey --image-size 64
 
@@ -83,9 +83,9 @@ def use(script):
 
     @dataclass
     class Args(script.Args):
-        grey: bool = False  # images of three colours lose them
-        image_size: int = 0  # pixels of both sides of every image; 0: as they are
-        image_stack: int = 1  # the last so many frames are an observation
+        grey: bool = False  # turn RGB images grey
+        image_size: int = 0  # width and height of every image, in pixels; 0: unchanged
+        image_stack: int = 1  # how many of the latest frames are an observation
 
     def make_frames(args, *inputs):
         return Frames(make_envs(args, *inputs), args)

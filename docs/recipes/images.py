@@ -28,7 +28,7 @@ class Eyes(nn.Module):
         names = "channels", "kernels", "strides"
         sizes = [driver.numbers(script, f"--cnn-{x}", getattr(args, f"cnn_{x}")) for x in names]
         fits = len({len(numbers) for numbers in sizes}) == 1
-        script.check(fits, "--cnn-channels, --cnn-kernels, --cnn-strides: as many of each")
+        script.check(fits, "--cnn-channels, --cnn-kernels, --cnn-strides: must be equally many")
         self.divisor = args.pixel_scale
         self.entries = entries
         self.sizes = [torch.Size(shape).numel() for shape in entries]
@@ -64,7 +64,7 @@ def use(script):
 
     @dataclass
     class Args(script.Args):
-        norm_obs: bool = False  # normalise observations, but for images
+        norm_obs: bool = False  # normalise observations, except images
         cnn_channels: str = "32,64,64"  # of each convolution
         cnn_kernels: str = "8,4,3"  # sides of their kernels
         cnn_strides: str = "4,2,1"  # pixels from one place of a kernel to the next

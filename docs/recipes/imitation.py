@@ -4,9 +4,9 @@
     python docs/recipes/imitation.py ppo1_mpi --expert expert.npz --env-id CartPole-v1
     python docs/recipes/imitation.py rppo_lstm --expert expert.npz --env-id CartPole-v1
 
-Cloning maximises the density of the expert's actions. The standard deviation of real-valued actions
-does not change, so cloning them is least squares. An agent with a memory learns from whole
-episodes, another from single steps; 30 % of either are held back.
+Cloning maximises the likelihood of the expert's actions. The standard deviation of real-valued
+actions is fixed, so cloning them is least squares. An agent with a memory learns from whole
+episodes, one without from single steps; 30 % of either are held out.
 """
 
 from dataclasses import dataclass

@@ -5,9 +5,9 @@
 A forget gate with a bias of 1 keeps .73 of what a cell holds at each step, and as much of the
 gradient that flows back through it. Of 31 steps little gets through, and little teaches the LSTM to
 keep what it saw so long ago. Here every unit draws a number of steps n, up to --longest, and begins
-with a forget gate of 1 - 1 / (n + 1): half of the gradient gets through (Tallec & Ollivier 2018,
-arXiv:1804.11188). It shortens the wait; results.md has figures. POPGym's tasks need
-pip install ".[popgym]".
+with a forget gate of 1 - 1 / (n + 1) (Tallec & Ollivier 2018, arXiv:1804.11188). On average half of
+the gradient gets through 31 steps then. It shortens the wait; results.md has figures. POPGym's
+tasks need pip install ".[popgym]".
 """
 
 from dataclasses import dataclass

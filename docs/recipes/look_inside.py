@@ -4,11 +4,11 @@
 
 RUN is a run of any script with a memory, and with recipes; its observations are vectors. The agent
 plays 40 episodes. A linear map is fitted from h, the output of its memory, to the velocities that
---mask-velocity hides or, in other tasks, to the observations of the steps before. Half of the
-episodes are fitted, the others held out. An R^2 of 1 there: h has all of it. An R^2 of 0: the mean
-is as good a guess. RUN/memory.png shows a held-out episode. Where a critic has a memory of its own,
-h is the actor's. Actions are the most probable ones: the velocity depends on the last action, which
-the agent can foresee only if nothing is drawn at random.
+--mask-velocity hides or, in other tasks, to the observations of the steps before. It is fitted on
+half of the episodes and tested on the others: R^2 is 1 if h has all of it, and 0 if the mean is as
+good a guess. RUN/memory.png shows a held-out episode. Where a critic has a memory of its own, h is
+the actor's. Actions are the most probable ones: the velocity depends on the last action, which the
+agent can foresee only if nothing is drawn at random.
 """
 
 import sys

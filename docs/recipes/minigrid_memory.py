@@ -1,4 +1,4 @@
-"""MiniGrid-Memory: remember an object, walk down a corridor, and turn to its like at the end.
+"""MiniGrid-Memory: remember an object, walk down a corridor, and turn to the same one at its end.
 
     python docs/recipes/minigrid_memory.py                        # S9; pip install ".[minigrid]"
     python docs/recipes/minigrid_memory.py --env-id MemoryS13-v0  # also S7 and S11
@@ -6,13 +6,13 @@
     python docs/recipes/minigrid_memory.py --ablate-memory        # the control
     python docs/recipes/use.py --play runs/RUN                    # to watch the agent
 
-As Pleines et al. have it (recurrent-ppo-truncated-bptt): the agent sees 3 x 3 cells, and turns to
-the left, to the right, or walks. Which way is right is the exclusive or of what it saw and what it
+As in Pleines et al. (recurrent-ppo-truncated-bptt), the agent sees 3 x 3 cells, and turns left,
+turns right or walks. Which way is right is the exclusive or of what it saw and what it
 sees now, so neither helps alone: returns stay at chance for hundreds of thousands of steps. Three
 things shorten the wait, and make it an easier task than their pixels are: forget gates begin nearly
-open, with a bias of FORGET; a cell's kind is one of five inputs, SCALE or 0, and its colour is
-none; many gradient steps, each on two environments, at a high entropy coefficient. With --pixels,
-whose CNN is that of the recipe images, the second is not so.
+open, with a bias of FORGET; a cell's kind sets one of five inputs to SCALE, and its colour is
+left out; and there are many gradient steps, each on two environments, at a high entropy
+coefficient. With --pixels, which uses the CNN of the recipe images, the second does not apply.
 """
 
 from dataclasses import dataclass, replace
@@ -54,7 +54,8 @@ for size in 7, 9, 11, 13:
 
 
 def use(script):
-    script.check(hasattr(script, "num_choices"), "minigrid_memory: of rppo_lstm, trpo and ppo1_mpi")
+    only = "minigrid_memory: works only with rppo_lstm, trpo and ppo1_mpi"
+    script.check(hasattr(script, "num_choices"), only)
     make_envs = script.make_envs
 
     class OpenLSTM(script.ResetLSTM):

@@ -5,9 +5,9 @@
         --activation relu                                   # recurrent-ppo-truncated-bptt's
     python docs/recipes/networks.py trpo --layers-before 400,300 --no-orthogonal
 
-Numbers are units of layers, with commas; "none" is no layer. Before the memory are the encoder's
-layers; after it those that actor and critic share, and those of each. In trpo and ppo1_mpi, whose
-critic has a network of its own, its layers are --critic-layers-before and --critic-layers-after.
+A flag lists the units of each layer, separated by commas; "none" is no layer. Before the memory is
+the encoder; after it are layers that actor and critic share, and then each one's own. In trpo and
+ppo1_mpi the critic is a network of its own: --critic-layers-before and --critic-layers-after.
 Two recipes come along: activations, with --activation and --no-orthogonal, and critics, whose flags
 say what a critic reads.
 """

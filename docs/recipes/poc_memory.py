@@ -55,7 +55,8 @@ gym.register("PocMemory-v0", PocMemory, max_episode_steps=128)
 
 
 def use(script):
-    script.check(hasattr(script, "num_choices"), "poc_memory: of rppo_lstm, trpo and ppo1_mpi")
+    only = "poc_memory: works only with rppo_lstm, trpo and ppo1_mpi"
+    script.check(hasattr(script, "num_choices"), only)
 
     @dataclass
     class Args(script.Args):

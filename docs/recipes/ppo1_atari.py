@@ -7,8 +7,8 @@
 Games are those of rppo_gru_atari: ale_py's vector environments do what baselines' wrappers do, with
 no-ops at the start, every fourth frame, 84 x 84 pixels in grey. Rewards count by their sign; logs
 have the game's score. Two things are different: four frames are an observation (--frame-stack 1 for
-baselines' one), and a lost life ends no episode. The CNN is that of the recipe images, policy and
-critic have one each.
+baselines' one), and a lost life ends no episode. The CNN is that of the recipe images; in trpo
+and ppo1_mpi, policy and critic have one each.
 """
 
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ def use(script):
     @dataclass
     class Args(script.Args):
         env_id: str = "ALE/Pong-v5"  # a game of ale_py
-        frame_stack: int = 4  # the last so many frames are an observation
+        frame_stack: int = 4  # how many of the latest frames are an observation
         sticky_actions: float = 0.0  # probability of repeating an action
 
     def make_games(args, num_envs, render_mode=None):

@@ -1,4 +1,4 @@
-"""What is logged: scalars of every so many iterations, and in a CSV file, too.
+"""What is logged, and how often: scalars every n iterations, and in a CSV file, too.
 
     python docs/recipes/scalars.py --csv --log-every 10 --env-id CartPole-v1
     mpiexec -n 2 python docs/recipes/scalars.py ppo1_mpi --csv

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import use as driver
 
 
-def double_middle_drop(p):  # it rises at the end: so it is in stable-baselines
+def double_middle_drop(p):  # it rises at the end, as in stable-baselines
     if p <= 0.25:
         return 1 - p
     return 0.075 if p <= 0.75 else 0.125
@@ -46,7 +46,7 @@ def factor(script, name: str, power: float):
 def use(script):
     @dataclass
     class Args(script.Args):
-        learning_rate_schedule: str | None = None  # linear, ... or module:function; None: as ever
+        learning_rate_schedule: str | None = None  # linear, ... or module:function; None: unchanged
         clip_coef_schedule: str | None = None  # the same for --clip-coef
         ent_coef_schedule: str | None = None  # the same for --ent-coef
         learning_rate_final: float = 0.0  # the value where the factor is 0

@@ -4,8 +4,8 @@
     python docs/recipes/sde.py trpo --use-sde --env-id LunarLanderContinuous-v3
 
 gSDE, generalised state-dependent exploration (Raffin et al. 2021, arXiv:2005.05719): the noise in
-an action is a matrix times the features that the actor's last layer reads, and the same matrix for
-many steps. The recipe squash comes along, for --squash-output.
+an action is a random matrix times the features that the actor's last layer reads, and the matrix
+is kept for many steps. The recipe squash comes along, for --squash-output.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from torch.distributions import Independent, Normal
 
 def use(script):
     fits = script.__name__ in ("rppo_continuous", "trpo")
-    script.check(fits, "sde: of rppo_continuous and trpo, for actions that are real numbers")
+    script.check(fits, "sde: works only with rppo_continuous and trpo, on real-valued actions")
     if script.__name__ == "trpo":
 
         @dataclass

@@ -4,7 +4,7 @@
     python docs/recipes/squash.py trpo --squash-output --env-id LunarLanderContinuous-v3
 
 Otherwise actions beyond the bounds are clipped. The density of a squashed action is corrected for
-tanh; a policy's entropy has no formula then, and is estimated from a sample. The recipe sde brings
+tanh; the entropy then has no closed form, and is estimated from a sample. The recipe sde brings
 this one along.
 """
 
@@ -39,7 +39,7 @@ class Squashed(Independent):
 
 def use(script):
     fits = script.__name__ in ("rppo_continuous", "trpo")
-    script.check(fits, "squash: of rppo_continuous and trpo, for actions that are real numbers")
+    script.check(fits, "squash: works only with rppo_continuous and trpo, on real-valued actions")
     clipped = script.to_env
 
     def stretched(actions, space):

@@ -122,7 +122,7 @@ def numbers(script, name: str, words: str) -> list[int]:
     """The whole numbers above 0 that a flag has, with commas."""
     split = words.split(",")
     fits = all(word.isdigit() and int(word) > 0 for word in split)
-    script.check(fits, f"{name} {words!r}: say numbers above 0, with commas")
+    script.check(fits, f"{name} {words!r}: must be whole numbers above 0, with commas")
     return [int(word) for word in split]
 
 

@@ -3,13 +3,13 @@
     python docs/recipes/use_agent.py runs/RUN  # plays an episode
 
 RUN is a run of any script, with its recipes. An observation may be one or a batch, as the
-environment returns it (a Dict, too) or flat. The agent remembers from call to call; `reset`, or
-`final` for those that are an episode's last, empties its memory. In your program:
+environment returns it (a Dict, too) or flat. The agent remembers from call to call. `reset`
+empties its memory, and so does `final` where an observation is an episode's last. In your program:
 
     from use_agent import Policy
     policy = Policy("runs/RUN")
     action = policy.act(obs)                     # deterministic=False samples
-    policy.probabilities(obs)                    # (K, A); of real numbers: means and deviations
+    policy.probabilities(obs)  # (N, K, A); for a Box: means and standard deviations
     policy.density(obs, action), policy.value(obs)  # these three leave the memory as it is
     policy.agent.state_dict(), policy.state      # all weights by name; the memory
 """

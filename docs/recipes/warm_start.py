@@ -3,9 +3,9 @@
     python docs/recipes/warm_start.py --init-from runs/RUN --env-id CartPole-v1
     python docs/recipes/warm_start.py trpo --init-from runs/RUN --overlap --encoder-size 128
 
-RUN may have other recipes, and may come from another script: weights count by name and shape. They
-must all be there, unless you say --overlap: then weights of other shapes are copied as far as they
-overlap, and what RUN does not have begins anew. Running statistics come along. --init-noise adds
+RUN may have other recipes, and may come from another script: weights are matched by name and shape.
+All must match, unless you say --overlap: then weights of other shapes are copied as far as they
+overlap, and what RUN does not have starts afresh. Running statistics come along. --init-noise adds
 noise to the weights, as evolution does.
 """
 
