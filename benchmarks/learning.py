@@ -3,7 +3,8 @@
     python benchmarks/learning.py cartpole cartpole-masked --seeds 1:30 --jobs 2
 
 A run is what a user would start from the shell. Its final agent then plays 100 deterministic
-episodes, seeded from 1,000,000 x seed, so that no two agents meet the same starts. A run that has a
+episodes, seeded from 1,000,000 x seed, so that no two agents meet the same starts, and 100 with
+sampled actions. A run that has a
 row in learning.csv is skipped, a failed one too: delete its rows, there and in curves.csv, to run it
 again. After a crash or kill -9 the same command continues: finished runs are kept, a run that was
 interrupted is resumed from its last minute, and its wall_seconds, which nobody knows, stay empty.
@@ -33,7 +34,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 POINTS = 30  # of a run's curve, at most
-EPISODES = 100  # deterministic ones of a final agent
+EPISODES = 100  # of a final agent, deterministic ones and as many sampled ones
 HINTS = "to go on:", "to continue:"  # how a script tells how to resume
 SAVE_SECONDS = 60  # between the checkpoints of a peer; the scripts save by themselves
 
@@ -282,8 +283,8 @@ TASKS: dict[str, tuple[int, dict[str, str]]] = {
     "breakout": (2_000_000, atari("Breakout")),
 }
 FIELDS = (
-    "task method script flags seed steps eval_mean eval_std eval_episodes return_100 wall_seconds "
-    "global_step date commit torch gymnasium machine error"
+    "task method script flags seed steps eval_mean eval_std eval_episodes sampled_mean return_100 "
+    "wall_seconds global_step date commit torch gymnasium machine error"
 ).split()
 CURVE_FIELDS = "task method seed steps returns".split()  # the last two: numbers with spaces
 
@@ -433,11 +434,12 @@ def peer(algorithm: str, env_id: str, settings: str, steps: str, seed: str, run_
         fresh = VecNormalize(fresh, training=False, norm_obs=real, norm_reward=False)
         if real:
             fresh.obs_rms = envs.obs_rms
-    returns, _ = evaluate_policy(model, fresh, EPISODES, return_episode_rewards=True)
+    both = {
+        name: evaluate_policy(model, fresh, EPISODES, deterministic, return_episode_rewards=True)[0]
+        for name, deterministic in (("evaluation", True), ("sampled", False))
+    }
     last = [episode["r"] for episode in model.ep_info_buffer]
-    result = dict(
-        global_step=model.num_timesteps, returns=last, evaluation=returns, curve=model.curve
-    )
+    result = dict(global_step=model.num_timesteps, returns=last, curve=model.curve, **both)
     Path(run_dir, "result.json").write_text(json.dumps(result))
 
 
@@ -459,13 +461,13 @@ def names(flags: str) -> list[str]:
     return list(takewhile(lambda word: word[0] != "-", flags.split()))
 
 
-def evaluate(script: str, flags: str, run_dir: Path, seed: int) -> list[float]:
-    """Returns of the final agent's deterministic episodes. A finished run that is resumed only
-    evaluates; here it is a copy, so that the run stays what it is."""
+def evaluate(script: str, flags: str, run_dir: Path, seed: int, how: str) -> list[float]:
+    """Returns of the final agent's episodes; how is the flag --deterministic or its opposite. A
+    finished run that is resumed only evaluates; here it is a copy, so that it stays what it is."""
     with tempfile.TemporaryDirectory() as folder:
         shutil.copy(run_dir / "agent.pt", folder)
         command = [sys.executable, ROOT / script, *names(flags), "--resume", folder]
-        command += ["--seed", str(1_000_000 * seed), "--eval-episodes", str(EPISODES)]
+        command += ["--seed", str(1_000_000 * seed), "--eval-episodes", str(EPISODES), how]
         shell(command)
         return json.loads(Path(folder, "result.json").read_text())["evaluation"]
 
@@ -530,11 +532,14 @@ def run(task: str, method: str, seed: int, options: argparse.Namespace) -> str:
                     before["wall_seconds"] = f"{time.time() - began:.1f}"
                     overwrite(started, before)
             result = json.loads(result_file.read_text())
-            returns = result["evaluation"] or evaluate(script, flags, run_dir, seed)
+            run_of = script, flags, run_dir, seed
+            returns = result["evaluation"] or evaluate(*run_of, "--deterministic")
+            sampled = result.get("sampled") or evaluate(*run_of, "--no-deterministic")
             points = thin(result["curve"] if script == "peer" else curve(run_dir))
             row |= {
                 "eval_mean": f"{np.mean(returns):.4f}", "eval_std": f"{np.std(returns):.4f}",
-                "eval_episodes": len(returns), "global_step": result["global_step"],
+                "eval_episodes": len(returns), "sampled_mean": f"{np.mean(sampled):.4f}",
+                "global_step": result["global_step"],
                 "return_100": f"{np.mean(result['returns'] or np.nan):.2f}",
                 "wall_seconds": before["wall_seconds"],
             }  # fmt: skip

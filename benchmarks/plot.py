@@ -138,8 +138,9 @@ def interval(x: np.ndarray, samples: int = 10_000) -> tuple[np.ndarray, np.ndarr
 
 def table(tasks: list[str], results: Path = RESULTS) -> str:
     """Markdown: of each task a row with its name, then a row for each method. The threshold is
-    Gymnasium's, if it has one."""
-    lines = ["| task, agent | return | worst | solved |", "|---|---|---|---|"]
+    Gymnasium's, if it has one. There is a column for sampled actions if a method has returns there
+    that differ from its deterministic ones by more than both intervals."""
+    cells = [["task, agent", "return", "sampled", "worst", "solved"]]
     runs: dict[tuple[str, str], dict[str, dict]] = {}
     for row in read(results / "learning.csv"):
         runs.setdefault((row["task"], row["method"]), {})[row["seed"]] = row
@@ -152,35 +153,48 @@ def table(tasks: list[str], results: Path = RESULTS) -> str:
         threshold = spec.reward_threshold if spec else None
         title = f"{NAMES.get(task, task)}, {thousands(int(first['steps']))} steps"
         at = "" if threshold is None else f"≥ {threshold:g}"
-        lines.append(f"| **{title}** | | | {at} |".replace("|  |", "| |"))
+        cells.append([f"**{title}**", "", "", "", at])
         order = [*TASKS.get(task, (0, {}))[1], *of_task]  # this project first
         for method, seeds in sorted(of_task.items(), key=lambda x: order.index(x[0])):
             rows = list(seeds.values())
             scores = np.array([float(r["eval_mean"]) for r in rows if not r["error"]])
             failed = len(rows) - len(scores)
             count = f"({len(rows)}, {failed} failed)" if failed else f"({len(rows)})"
-            mean = worst = solved = ""
+            mean = worst = solved = sampled = ""
             if len(scores):
                 mean, worst = shown(scores), number(scores.min(), scores)
+                sampled = if_different(scores, [r["sampled_mean"] for r in rows if not r["error"]])
             if threshold is not None:
                 solved = f"{(scores >= threshold).sum()} of {len(rows)}"  # a failed run is not
             name = method_name(task, method)
-            lines.append(f"| {name} | {mean} {count} | {worst} | {solved} |".replace("|  |", "| |"))
+            cells.append([name, f"{mean} {count}", sampled, worst, solved])
         if task in PUBLISHED:
             value, by = PUBLISHED[task]
-            lines.append(f"| *published: {by}* | {value:g} | | |")
+            cells.append([f"*published: {by}*", f"{value:g}", "", "", ""])
+    if not any(row[2] for row in cells[1:]):
+        cells = [row[:2] + row[3:] for row in cells]
+    lines = ["|" + "".join(f" {cell} |" if cell else " |" for cell in row) for row in cells]
+    lines.insert(1, "|---" * len(cells[0]) + "|")
     return "\n".join(lines)
+
+
+def if_different(scores: np.ndarray, sampled: list[str]) -> str:
+    """Mean and interval of the returns with sampled actions, if all seeds have been measured and
+    their interval does not meet that of the deterministic scores; else nothing."""
+    if "" in sampled or len(sampled) < 2:
+        return ""
+    returns = np.array(sampled, float)
+    _, low, high = interval(scores)
+    _, least, most = interval(returns)
+    return shown(returns) if most < low or least > high else ""
 
 
 def method_name(task: str, method: str) -> str:
     """For people. In MuJoCo's tables rows of two scripts meet."""
     name = METHODS.get(method, method)
     mujoco = task in ("halfcheetah", "hopper", "walker2d", "swimmer")
-    return (
-        f"rppo_continuous.py, {name}"
-        if mujoco and "trpo" not in method and "sb3" not in method
-        else name
-    )
+    ours = method.startswith(("lstm", "ablated"))
+    return f"rppo_continuous.py, {name}" if mujoco and ours else name
 
 
 def thousands(steps: int) -> str:

@@ -61,6 +61,7 @@ def test_a_killed_queue_goes_on(options, monkeypatch):
     assert (row["task"], row["seed"], row["commit"], row["error"]) == ("task", "3", "abc", "")
     assert int(row["global_step"]) >= steps and row["wall_seconds"] == ""
     assert row["eval_episodes"] == "100" and 9 < float(row["eval_mean"]) <= 500
+    assert 9 < float(row["sampled_mean"]) <= 500 and row["sampled_mean"] != row["eval_mean"]
     assert agent.stat().st_ctime_ns > first
     [(run, curve)] = learning.read_curves(options.curves).items()
     points = [step for step, _ in curve]
@@ -208,3 +209,29 @@ def test_the_statistics_of_the_tables():
         _, low, high = plot.interval(random.normal(size=30), samples=500)
         covered += low <= 0 <= high
     assert 0.88 <= covered / 100 <= 0.99
+
+
+def test_sampled_returns_are_shown_where_they_differ(tmp_path):
+    pytest.importorskip("matplotlib")
+    import plot
+
+    rows = [
+        {"task": "lunarlander-masked", "method": method, "flags": "--env-id LunarLander-v3",
+         "seed": seed, "steps": 1000, "eval_mean": -50 + seed, "sampled_mean": sampled}
+        for method, gain in (("lstm", 150), ("ablated", 1), ("frames", None))
+        for seed in range(3)
+        for sampled in ["" if gain is None else -50 + seed + gain]
+    ]  # fmt: skip
+    learning.append(tmp_path / "learning.csv", learning.FIELDS, rows)
+    lines = plot.table(["lunarlander-masked"], tmp_path).split("\n")
+    assert lines[0] == "| task, agent | return | sampled | worst | solved |"
+    assert lines[1] == "|---|---|---|---|---|"
+    assert lines[3:6] == [
+        "| LSTM | -49.0 [-50.0, -48.0] (3) | 101.0 [100.0, 102.0] | -50.0 | 0 of 3 |",
+        "| no memory | -49.0 [-50.0, -48.0] (3) | | -50.0 | 0 of 3 |",
+        "| four frames | -49.0 [-50.0, -48.0] (3) | | -50.0 | 0 of 3 |",
+    ]
+    (tmp_path / "learning.csv").unlink()
+    learning.append(tmp_path / "learning.csv", learning.FIELDS, rows[3:])
+    lines = plot.table(["lunarlander-masked"], tmp_path).split("\n")
+    assert lines[0] == "| task, agent | return | worst | solved |" and "sampled" not in lines[1:]
