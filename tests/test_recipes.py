@@ -102,7 +102,7 @@ def test_the_driver_trains_resumes_and_plays(run_script, tmp_path):
         ("rppo_lstm", "sde"): "error: sde: works only with rppo_continuous and trpo",
         ("rppo_lstm", "none"): "error: no recipe 'none'; there are poc_memory",
         ("--play", "runs/none"): "runs/none is not the directory of a run",
-        (): "error: first say one of rppo_lstm",
+        (): "error: the first argument must be one of rppo_lstm",
     }.items():
         if says:
             refused = run_script(use, *words, check=2)
@@ -158,12 +158,12 @@ def test_a_program_with_recipes(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "words, said",
     [
-        ("genes.py", "first say one of rppo_lstm, "),
-        ("evolve.py nope", "first say one of rppo_lstm, "),
-        ("look_inside.py", "say the directory of a run"),
+        ("genes.py", "the first argument must be one of rppo_lstm, "),
+        ("evolve.py nope", "the first argument must be one of rppo_lstm, "),
+        ("look_inside.py", "give the directory of a run"),
         ("use_agent.py nope", "nope is not the directory of a run"),
-        ("population.py x rppo_lstm", "say population.py NUMBER SCRIPT"),
-        ("record.py nope", "say record.py runs/EXPERT"),
+        ("population.py x rppo_lstm", "usage: population.py NUMBER SCRIPT"),
+        ("record.py nope", "usage: record.py runs/EXPERT"),
     ],
 )
 def test_programs_answer_wrong_words_in_one_line(words, said, tmp_path):

@@ -328,8 +328,8 @@ def test_population_trains_seeds_side_by_side(run_script, tmp_path):
         assert args.seed == n and args.layers_after == "4"
         assert mean == pytest.approx(result["evaluation"][0], rel=1e-4)
     for words, says in {
-        (2, "rppo_lstm"): "exists: another --runs-dir",
-        ("rppo_lstm",): "say population.py NUMBER SCRIPT",
+        (2, "rppo_lstm"): "exists: choose another --runs-dir",
+        ("rppo_lstm",): "usage: population.py NUMBER SCRIPT",
         (1, "rppo_lstm", "--num-envs", 0, "--runs-dir", "b"): "--num-envs 0: must be from 1",
     }.items():
         refused = run_script("docs/recipes/population", *words, check=2)
@@ -374,7 +374,7 @@ def test_evolve_keeps_the_best_and_repeats_the_killed(tmp_path, monkeypatch, wor
     genes = names_of(script)
     assert {g: old[g] for g in genes} == {g: new[g] for g in genes}
     assert new["init_from"] == str(folder / elite) and len(genes) >= 3
-    with pytest.raises(ValueError, match="exists: another --runs-dir"):
+    with pytest.raises(ValueError, match="exists: choose another --runs-dir"):
         evolve.main()
 
 

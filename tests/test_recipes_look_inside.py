@@ -171,7 +171,7 @@ def test_what_cannot_be_read_is_one_line(tmp_path, run_script):
     _, without = run(driver.fresh("trpo"), tmp_path, memory="none", eval_episodes=0)
     recipe = "docs/recipes/look_inside"
     for words, says in {
-        (): "say the directory of a run",
+        (): "give the directory of a run",
         ("runs/none",): "runs/none is not the directory of a run",
         (without,): "the agent has no memory",
     }.items():

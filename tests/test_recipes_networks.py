@@ -534,7 +534,7 @@ def test_squash_alone_has_the_density_of_squashed_actions(name):
     assert np.allclose(script.to_env(torch.tensor([[0.0], [9.0]]), bounds), [[-1], [1]], atol=1e-3)
     plain = build(script, one, norm_obs=False)
     assert type(plain.policy(*inputs)) is torch.distributions.Independent
-    with pytest.raises(script.ArgumentError, match="--squash-output: actions have no bounds"):
+    with pytest.raises(script.ArgumentError, match="--squash-output: actions must have bounds"):
         build(script, spaces.Box(-np.inf, np.inf, (1,), np.float32), squash_output=True)
 
 

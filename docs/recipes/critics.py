@@ -56,7 +56,7 @@ def use(script):
     if script.__name__ in ("trpo", "ppo1_mpi"):
         script.check("networks" in recipes, "critics: actor and critic share nothing here")
         return
-    script.check("feedforward" not in recipes, "critics: not without a memory")
+    script.check("feedforward" not in recipes, "critics: not with feedforward")
     own = driver.memory_name(script)[5:].lower()
 
     @dataclass
@@ -76,10 +76,11 @@ def use(script):
                 features = getattr(self, name).cell.input_size
                 setattr(self, name, NoMemory(script.linear(features, args.hidden_size)))
             if args.critic == "detached":
-                script.check(not args.separate_critic, "--critic detached: or --separate-critic")
+                shared = not args.separate_critic
+                script.check(shared, "--critic detached: not with --separate-critic")
                 self.critic = nn.Sequential(Detach(), self.critic)
             if not args.share_encoder:
-                script.check(args.separate_critic, "--no-share-encoder: say --critic separate")
+                script.check(args.separate_critic, "--no-share-encoder: needs --critic separate")
                 setattr(self, name, Behind(other(self.encoder), getattr(self, name)))
                 setattr(self, own, Behind(self.encoder, getattr(self, own)))
                 self.encoder = nn.Identity()

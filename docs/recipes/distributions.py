@@ -42,7 +42,7 @@ def flattened(space, obs):
             leaf = next(iter(leaf.values() if isinstance(leaf, dict) else leaf))
         batch = batch_space(space, len(leaf) if np.ndim(leaf) else 1)
         if not batch.contains(obs):
-            raise ValueError(f"obs is neither an observation of {space} nor a batch of some")
+            raise ValueError(f"obs is neither an observation of {space} nor a batch of them")
         many = list(iterate(batch, obs))
     return np.float32([spaces.flatten(space, x) for x in many]), one
 

@@ -66,7 +66,7 @@ def main() -> None:
     own = {"anneal_lr": ["--no-anneal-lr"], "schedule": ["--schedule", "constant"]}
     flags += [word for flag in own if hasattr(script.Args, flag) for word in own[flag]]
     folder = Path(options.runs_dir, "evolve").resolve()
-    script.check(not folder.exists(), f"{folder} exists: another --runs-dir, please")
+    script.check(not folder.exists(), f"{folder} exists: choose another --runs-dir")
     words = [name, ",".join(recipes), *flags, "--total-timesteps", str(options.steps)]
     evolve(options, words, names_of(script), folder)
     best = max(folder.iterdir(), key=score)

@@ -39,7 +39,7 @@ class Step(torch.nn.Module):
 
 def export(run_dir: str, file: str) -> None:
     script, args, envs, agent, _ = driver.open_run(run_dir)
-    script.check(not getattr(args, "squash_output", False), "--squash-output: not exported")
+    script.check(not getattr(args, "squash_output", False), "--squash-output: cannot be exported")
     obs = torch.from_numpy(envs.single_observation_space.sample()[None])
     inputs = {"obs": obs if obs.dtype == torch.uint8 else obs.float()}
     if hasattr(agent, "exists"):
@@ -52,7 +52,7 @@ def export(run_dir: str, file: str) -> None:
 if __name__ == "__main__":
     try:
         if len(sys.argv) != 3:
-            raise ValueError("say: export_onnx.py runs/RUN agent.onnx")
+            raise ValueError("usage: export_onnx.py runs/RUN agent.onnx")
         export(*sys.argv[1:])
     except (ValueError, OSError) as error:
         print("error:", error, file=sys.stderr)

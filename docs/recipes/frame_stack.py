@@ -39,7 +39,8 @@ class FrameStack(driver.Wrapper):
 
 def use(script):
     script.check(script.__name__ != "rppo_gru_atari", "frame_stack: Atari has --frame-stack")
-    script.check("images" not in driver.applied(script), "frame_stack: images have --image-stack")
+    vectors = "images" not in driver.applied(script)
+    script.check(vectors, "frame_stack: with images use --image-stack")
     make_envs = script.make_envs
     if hasattr(script.Args, "memory"):
         script.PRESETS = {task: {**x, "memory": "none"} for task, x in script.PRESETS.items()}

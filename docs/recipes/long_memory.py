@@ -18,7 +18,7 @@ import use as driver
 
 def use(script):
     script.check(hasattr(script, "ResetLSTM"), "long_memory: a GRU has no forget gate")
-    script.check("feedforward" not in driver.applied(script), "long_memory: not without a memory")
+    script.check("feedforward" not in driver.applied(script), "long_memory: not with feedforward")
 
     class LongLSTM(script.ResetLSTM):
         longest = 128
@@ -39,7 +39,7 @@ def use(script):
             script.check(args.longest > 2, f"--longest {args.longest}: must be at least 3")
             LongLSTM.longest = args.longest
             super().__init__(envs, args)
-            script.check(driver.memories(self), "long_memory: say --memory lstm")
+            script.check(driver.memories(self), "long_memory: needs --memory lstm")
 
     script.Args = Args
     script.Agent = LongAgent

@@ -73,7 +73,7 @@ for name in NAMES:
 
 def use(script):
     fits = script.__name__ != "rppo_gru_atari"
-    script.check(fits, "memory_gym_tasks: rppo_gru_atari plays the games of ale_py alone")
+    script.check(fits, "memory_gym_tasks: rppo_gru_atari plays only games of ale_py")
     make_envs = script.make_envs
 
     @dataclass

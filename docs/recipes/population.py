@@ -49,10 +49,10 @@ def train_all(runs: dict[Path, list[str]], processes: int | None = None) -> list
 
 def main(number: str = "", *words: str) -> None:
     if not number.isdigit() or not words:
-        raise ValueError("say population.py NUMBER SCRIPT [RECIPES] [FLAGS]")
+        raise ValueError("usage: population.py NUMBER SCRIPT [RECIPES] [FLAGS]")
     folder = Path(driver.flag("runs-dir") or "runs", "population").resolve()
     if folder.exists():
-        raise ValueError(f"{folder} exists: another --runs-dir, please")
+        raise ValueError(f"{folder} exists: choose another --runs-dir")
     seeds = range(1, int(number) + 1)
     runs = {folder / str(seed): [*words, "--seed", str(seed)] for seed in seeds}
     for run, mean in zip(runs, train_all(runs)):

@@ -36,7 +36,7 @@ class PreviousAction(driver.Wrapper):
 
 def use(script):
     game = script.__name__ == "rppo_gru_atari"
-    script.check(not game, "previous_action: Atari's frames are no vectors to add numbers to")
+    script.check(not game, "previous_action: Atari frames are not vectors")
     make_envs = script.make_envs
 
     def make_more(*inputs):

@@ -37,5 +37,5 @@ def record(run_dir: str, file: str, episodes: int) -> None:
 if __name__ == "__main__":
     with driver.one_line_errors():
         if len(sys.argv) != 4:
-            raise ValueError("say record.py runs/EXPERT expert.npz EPISODES")
+            raise ValueError("usage: record.py runs/EXPERT expert.npz EPISODES")
         record(sys.argv[1], sys.argv[2], int(sys.argv[3]))

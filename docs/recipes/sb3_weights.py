@@ -81,7 +81,7 @@ def convert(file: str, env_id: str, run_dir: str) -> None:
 if __name__ == "__main__":
     try:
         if len(sys.argv) != 4:
-            raise ValueError("say sb3_weights.py model.zip ENV_ID runs/RUN")
+            raise ValueError("usage: sb3_weights.py model.zip ENV_ID runs/RUN")
         convert(*sys.argv[1:])
     except Exception as error:  # no such file, another kind of model, no sb3-contrib
         hint = '; pip install ".[peers]"' if isinstance(error, ModuleNotFoundError) else ""

@@ -39,7 +39,7 @@ def factor(script, name: str, power: float):
     try:
         return FACTORS.get(name) or getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
-        known = f"say one of {', '.join(FACTORS)}, polynomial, or module:function"
+        known = f"must be one of {', '.join(FACTORS)}, polynomial, or module:function"
         raise script.ArgumentError(f"schedule {name!r}: {error}; {known}") from error
 
 

@@ -39,7 +39,7 @@ def use(script):
         def __init__(self, envs, args):
             super().__init__(envs, args)
             space = self.action_space
-            script.check(isinstance(space, spaces.Box), f"sde: {space} is no Box of actions")
+            script.check(isinstance(space, spaces.Box), f"sde: actions must be a Box, not {space}")
             if args.use_sde:
                 K, features = self.actor.weight.shape
                 columns = K if args.full_std else 1

@@ -59,7 +59,7 @@ def use(script):
             if args.squash_output:
                 space = self.action_space
                 bounded = isinstance(space, spaces.Box) and space.is_bounded()
-                script.check(bounded, "--squash-output: actions have no bounds")
+                script.check(bounded, "--squash-output: actions must have bounds")
                 self.action_space = SquashedBox(space.low, space.high, dtype=space.dtype)
 
         def policy(self, *inputs):

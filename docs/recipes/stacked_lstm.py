@@ -53,7 +53,7 @@ class Stack(nn.Module):
 
 
 def use(script):
-    script.check("feedforward" not in driver.applied(script), "stacked_lstm: not without a memory")
+    script.check("feedforward" not in driver.applied(script), "stacked_lstm: not with feedforward")
     memory = driver.memory_name(script)
     kinds = {"lstm": ResetLSTM, "gru": ResetGRU, memory[5:].lower(): getattr(script, memory)}
 
@@ -66,7 +66,7 @@ def use(script):
             names = args.recurrent_layers.split(",")
             script.check({*names} <= {*kinds}, "--recurrent-layers: lstm and gru, with commas")
             lstm = getattr(args, "memory", "lstm") == "lstm"
-            script.check(lstm, "stacked_lstm: say --memory lstm")
+            script.check(lstm, "stacked_lstm: needs --memory lstm")
 
             def stack(inputs, H):
                 sizes = [inputs] + [H] * (len(names) - 1)

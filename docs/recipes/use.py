@@ -146,13 +146,13 @@ def apply(script, names):
 def check_script(name: str) -> None:
     """ValueError for what is no script."""
     if name not in SCRIPTS:
-        raise ValueError(f"first say one of {', '.join(SCRIPTS)}, then recipes, then flags")
+        raise ValueError(f"the first argument must be one of {', '.join(SCRIPTS)}")
 
 
 def made_by(run_dir) -> list[str]:
     """The script and the recipes of a run."""
     if run_dir == "":
-        raise ValueError("say the directory of a run")
+        raise ValueError("give the directory of a run")
     try:
         file = Path(run_dir, "agent.pt")
         return torch.load(file, map_location="cpu", weights_only=True)["script"].split("+")

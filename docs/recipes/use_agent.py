@@ -28,7 +28,7 @@ class Policy:
         self.script, self.args, self.envs, self.agent, _ = driver.open_run(run_dir)
         history = {"frame_stack", "previous_action"} & {*self.script.recipes}
         known = not history and getattr(self.args, "image_stack", 1) == 1
-        self.script.check(known, "use_agent: an agent that sees earlier steps, too; use predict")
+        self.script.check(known, "use_agent: this agent also sees earlier steps; use predict")
         self.space = self.envs.unwrapped.single_observation_space
         self.action_space = self.agent.action_space
         self.state = None
