@@ -98,7 +98,7 @@ class Args:
 
 ZOO = dict(num_envs=2, num_steps=1024, cg_max_steps=25, n_critic_updates=20)  # rl-zoo3's
 PRESETS: dict = {  # better defaults for a task: (env_id, mask_velocity)
-    ("CartPole-v1", True): dict(memory="lstm", total_timesteps=100_000, num_envs=8, num_steps=256,
+    ("CartPole-v1", True): dict(memory="lstm", total_timesteps=100_000, num_envs=8, num_steps=128,
         n_critic_updates=20, batch_size=256, cg_damping=0.01),
     ("Pendulum-v1", False): dict(num_envs=2, num_steps=1024, gamma=0.9, n_critic_updates=15),
     ("MountainCarContinuous-v0", False): dict(log_std_init=1.0),
@@ -479,7 +479,7 @@ def fit_critic(critic: nn.Module, args: Args, optimizer, inputs, returns) -> flo
     """Passes of Adam over the critic's inputs and returns (M, ...) -> mean squared error."""
     losses = []
     for _ in range(args.n_critic_updates):
-        for batch in torch.randperm(len(inputs)).to(inputs.device).split(args.batch_size):
+        for batch in torch.randperm(len(inputs)).split(args.batch_size):
             loss = nn.functional.mse_loss(critic(inputs[batch]).squeeze(-1), returns[batch])
             optimizer.zero_grad()
             loss.backward()
