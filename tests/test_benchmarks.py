@@ -234,4 +234,5 @@ def test_sampled_returns_are_shown_where_they_differ(tmp_path):
     (tmp_path / "learning.csv").unlink()
     learning.append(tmp_path / "learning.csv", learning.FIELDS, rows[3:])
     lines = plot.table(["lunarlander-masked"], tmp_path).split("\n")
-    assert lines[0] == "| task, agent | return | worst | solved |" and "sampled" not in lines[1:]
+    assert lines[0] == "| task, agent | return | worst | solved |"
+    assert lines[3] == "| no memory | -49.0 [-50.0, -48.0] (3) | -50.0 | 0 of 3 |"

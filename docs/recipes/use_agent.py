@@ -8,10 +8,10 @@ empties its memory, and so does `final` where an observation is an episode's las
 
     from use_agent import Policy
     policy = Policy("runs/RUN")
-    action = policy.act(obs)                     # deterministic=False samples
+    action = policy.act(obs)  # deterministic=False samples
     policy.probabilities(obs)  # (N, K, A); for a Box: means and standard deviations
     policy.density(obs, action), policy.value(obs)  # these three leave the memory as it is
-    policy.agent.state_dict(), policy.state      # all weights by name; the memory
+    policy.agent.state_dict(), policy.state  # all weights by name; the memory
 """
 
 import sys
