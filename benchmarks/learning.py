@@ -4,11 +4,10 @@
 
 A run is what a user would start from the shell. Its final agent then plays 100 deterministic
 episodes, seeded from 1,000,000 x seed, so that no two agents meet the same starts, and 100 with
-sampled actions. A run that has a
-row in learning.csv is skipped, a failed one too: delete its rows, there and in curves.csv, to run it
-again. After a crash or kill -9 the same command continues: finished runs are kept, a run that was
-interrupted is resumed from its last minute, and its wall_seconds, which nobody knows, stay empty.
-Agents stay in --runs-dir.
+sampled actions. A run that has a row in learning.csv is skipped, a failed one too: delete its rows,
+there and in curves.csv, to run it again. After a crash or kill -9 the same command continues:
+finished runs are kept, a run that was interrupted is resumed from its last minute, and its
+wall_seconds, which nobody knows, stay empty. Agents stay in --runs-dir.
 """
 
 import argparse
@@ -122,6 +121,14 @@ ABLATIONS = {
     "truncation not bootstrapped": "no_bootstrap",
     "final steps trained on": "final_steps",
     "rewards not normalised": "unchanged --no-norm-reward",
+}
+
+# Where two other systems have their layers.
+NETWORKS = "docs/recipes/networks.py --env-id CartPole-v1 --mask-velocity --layers-before none"
+LAYERS = {
+    "sb3-contrib's layers": f"{NETWORKS} --layers-after 64,64 --separate-critic",
+    "recurrent-ppo-truncated-bptt's layers": f"{NETWORKS} --layers-shared 64 --layers-after 64 "
+    "--activation relu",
 }
 
 
@@ -250,6 +257,7 @@ TASKS: dict[str, tuple[int, dict[str, str]]] = {
     "popgym-higher-lower-easy": (500_000, popgym("HigherLowerEasy")),
     "popgym-cartpole-easy": (500_000, popgym("PositionOnlyCartPoleEasy")),
     "popgym-multiarmed-bandit-easy": (500_000, popgym("MultiarmedBanditEasy")),
+    "layers-cartpole-masked": (100_000, LAYERS),
     "ablation-cartpole-masked": (50_000, ablations("--env-id CartPole-v1 --mask-velocity")),
     "ablation-repeat-previous": (
         150_000,
@@ -275,6 +283,8 @@ TASKS: dict[str, tuple[int, dict[str, str]]] = {
         200_000,
         {
             "trpo": f"{TRPO} LunarLanderContinuous-v3",
+            "trpo, gSDE": "docs/recipes/sde.py trpo --use-sde --sde-sample-freq 8 "
+            "--env-id LunarLanderContinuous-v3",
             "sb3-contrib-trpo": f"peer {ZOO_TRPO_LANDER}",
         },
     ),
