@@ -284,7 +284,7 @@ TASKS: dict[str, tuple[int, dict[str, str]]] = {
         {
             "trpo": f"{TRPO} LunarLanderContinuous-v3",
             "trpo, gSDE": "docs/recipes/sde.py trpo --use-sde --sde-sample-freq 8 "
-            "--env-id LunarLanderContinuous-v3",
+            "--log-std-init -1 --env-id LunarLanderContinuous-v3",
             "sb3-contrib-trpo": f"peer {ZOO_TRPO_LANDER}",
         },
     ),
