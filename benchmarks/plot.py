@@ -17,6 +17,7 @@ from pathlib import Path
 import gymnasium as gym
 import matplotlib
 import numpy as np
+import throughput
 from learning import RESULTS, ROOT, TASKS, read, read_curves
 
 matplotlib.use("svg")
@@ -318,10 +319,12 @@ SYSTEMS = {  # of throughput.csv's sections: script, task
 
 
 def speeds(section: str | None = None) -> dict[tuple[str, str], dict[str, dict[str, str]]]:
-    """Of throughput.csv, by section and work: the latest row of each system."""
+    """Of throughput.csv, by section and work: the latest row of each system, but not of other
+    checkouts of this project (--against)."""
+    systems = {system for *_, system, _ in throughput.SYSTEMS}
     works: dict[tuple[str, str], dict[str, dict[str, str]]] = {}
     for row in read(RESULTS / "throughput.csv"):
-        if section in (None, row["section"]):
+        if section in (None, row["section"]) and row["system"] in systems:
             works.setdefault((row["section"], row["work"]), {})[row["system"]] = row
     return works
 

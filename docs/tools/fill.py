@@ -125,19 +125,12 @@ def throughput(section: str) -> str:
         for system, row in systems.items():
             ratio = f"{float(row['median']) / float(peer['median']):.1f}" if peer else ""
             median, low, high = (f"{float(row[name]):,.0f}" for name in ("median", "min", "max"))
-            table.append(f"| {system_name(system)} | {median} ({low}, {high}) | {ratio} |")
-            measured.add(
-                f"{row['commit']} ({system_name(system)})" if "old" in system else row["commit"]
-            )
+            name = system.replace("ours", "this project")
+            table.append(f"| {name} | {median} ({low}, {high}) | {ratio} |")
+            measured.add(row["commit"])
             machine = row["machine"]
     commits = ", ".join(sorted(measured))
     return "\n".join([*table, "", f"Machine: {machine}. Commits: {commits}.", "{.measured}"])
-
-
-def system_name(system: str) -> str:
-    """For people. The CSV has a shorter word for this project."""
-    name = system.replace("ours", "this project")
-    return name.replace(", old", ", an earlier version")
 
 
 def exercise(name: str) -> str:
