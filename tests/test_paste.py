@@ -4,6 +4,7 @@ import os
 import re
 import socket
 
+import numpy as np
 import pytest
 import torch
 from conftest import ROOT
@@ -62,7 +63,7 @@ def assert_same(one, other, lstm, counts):
 
 def test_every_snippet_is_tested():
     mine = open(__file__).read()
-    assert len(SNIPPETS) == 9
+    assert len(SNIPPETS) == 10
     assert [name for name in SNIPPETS if f'"{name}"' not in mine] == []
 
 
@@ -105,6 +106,25 @@ def test_episode_starts(page):
     replayed = page["replay_from_starts"](lstm, x, starts, state)
     assert starts[0].any()
     assert_same(replayed, torch.stack(outputs), lstm, torch.ones_like(starts))
+
+
+def test_same_step_advantages(page):
+    """ "same-step advantages": the sum by its definition, where values[t + 1] is another episode's."""
+    rng = np.random.default_rng(1)
+    rewards, last_values = rng.normal(size=(2, T, B))
+    values = rng.normal(size=(T + 1, B))
+    terminated, truncated = rng.random((2, T, B)) < 0.2
+    assert (terminated & truncated).any()
+    expected = np.zeros((T, B))
+    following = np.zeros(B)
+    for t in reversed(range(T)):
+        done = terminated[t] | truncated[t]
+        after = np.where(terminated[t], 0, np.where(truncated[t], last_values[t], values[t + 1]))
+        following = rewards[t] + 0.9 * after - values[t] + 0.9 * 0.8 * np.where(done, 0, following)
+        expected[t] = following
+    ends = terminated, truncated
+    found = page["same_step_gae"](rewards, values, *ends, last_values, 0.9, 0.8)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
 
 
 def test_batch_first(page):

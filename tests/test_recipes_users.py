@@ -1,6 +1,7 @@
 """What users of recipes ran into: each of these failed once."""
 
 import csv
+import inspect
 import json
 import subprocess
 import sys
@@ -144,6 +145,63 @@ def test_use_agent_takes_a_vector_environments_observations(tmp_path):
         assert policy.act(obs).shape == (3,) and policy.value(obs).shape == (3,)
     finally:
         del gym.registry["Both-v0"]
+
+
+@pytest.mark.parametrize("kind", ["Discrete", "MultiDiscrete"])
+def test_use_agent_takes_one_environments_mask(tmp_path, kind):
+    """The mask of one environment, and that of a vector environment of one."""
+    from use_agent import Policy
+
+    space = spaces.Discrete(3) if kind == "Discrete" else spaces.MultiDiscrete([3, 2])
+    mask = np.int8([0, 1, 0]) if kind == "Discrete" else np.int8([0, 1, 0, 1, 0])
+
+    class Masked(Both):
+        action_space = space
+
+        def reset(self, **options):
+            return super().reset(**options)[0], {"action_mask": mask.copy()}
+
+        def step(self, action):
+            return *super().step(0)[:4], {"action_mask": mask.copy()}
+
+    gym.register("Masked-v0", Masked)
+    try:
+        _, run_dir = run(driver.fresh("rppo_lstm"), tmp_path, env_id="Masked-v0")
+        policy = Policy(run_dir)
+        obs, info = gym.make("Masked-v0").reset(seed=1)
+        for of in info, {"action_mask": mask[None]}:
+            action = policy.act(obs, of, deterministic=False)
+            assert np.array_equal(action, 1 if kind == "Discrete" else [1, 0])
+            shares = policy.probabilities(obs, of)[0]
+            assert shares[0].tolist() == [0, 1, 0] and policy.density(obs, [action], of) == [1]
+    finally:
+        del gym.registry["Masked-v0"]
+
+
+def test_what_recipes_replace_takes_the_scripts_keywords(tmp_path):
+    """make_envs(args, num_envs=...) and evaluate(..., deterministic=...), as of the plain script."""
+    tried = set()
+    for recipe in driver.RECIPES:
+        plain, script = driver.fresh("ppo1_mpi"), None
+        for name in driver.SCRIPTS:
+            try:
+                plain, script = driver.fresh(name), driver.fresh(name, recipe)
+                break
+            except Exception:  # another script's recipe, or its package is missing
+                continue
+        if script is None:
+            continue
+        for function in "make_envs", "evaluate":
+            names = inspect.signature(getattr(plain, function)).parameters
+            inspect.signature(getattr(script, function)).bind(**dict.fromkeys(names))
+            if getattr(script, function).__module__ != plain.__name__:
+                tried.add(recipe)
+    assert tried >= {"previous_action", "frame_stack", "callbacks", "eval_limit", "ppo1_mujoco"}
+    script = driver.fresh("rppo_lstm", "previous_action", "frame_stack", "callbacks", "eval_limit")
+    args = script.Args(env_id="CartPole-v1", hidden_size=8)
+    agent = script.Agent(script.make_envs(args=args, num_envs=1), args)
+    envs = script.make_envs(args, num_envs=2, render_mode="rgb_array")
+    assert len(script.evaluate(agent, envs, seed=1, deterministic=False)) == 2
 
 
 @pytest.mark.parametrize("squashed", [False, True])

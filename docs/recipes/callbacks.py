@@ -31,9 +31,9 @@ def use(script):
     def no_bar(*inputs, **options):
         return bar(*inputs, **{**options, "disable": True})
 
-    def quietly(agent, *inputs):
+    def quietly(agent, *inputs, **options):
         script.tqdm = no_bar if agent.args.quiet else bar
-        return evaluate(agent, *inputs)
+        return evaluate(agent, *inputs, **options)
 
     class Watched(script.Run):
         def __init__(self, args, *inputs):

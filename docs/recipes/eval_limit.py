@@ -40,9 +40,9 @@ def use(script):
     class Args(script.Args):
         eval_steps: int = 0  # steps after which an evaluation's episode is cut; 0: never
 
-    def limited(agent, envs, *others):
+    def limited(agent, envs, *others, **options):
         limit = agent.args.eval_steps
-        return evaluate(agent, Limit(envs, limit) if limit else envs, *others)
+        return evaluate(agent, Limit(envs, limit) if limit else envs, *others, **options)
 
     script.Args = Args
     script.evaluate = limited

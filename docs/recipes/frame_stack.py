@@ -51,8 +51,8 @@ def use(script):
     class Args(script.Args):
         frames: int = 4  # observations that are read at once
 
-    def make_stacks(args, *inputs):
-        return FrameStack(make_envs(args, *inputs), args.frames)
+    def make_stacks(args, *inputs, **options):
+        return FrameStack(make_envs(args, *inputs, **options), args.frames)
 
     script.Args = Args
     script.FIXED = (*script.FIXED, "frames")

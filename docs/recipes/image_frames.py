@@ -87,8 +87,8 @@ def use(script):
         image_size: int = 0  # width and height of every image, in pixels; 0: unchanged
         image_stack: int = 1  # how many of the latest frames are an observation
 
-    def make_frames(args, *inputs):
-        return Frames(make_envs(args, *inputs), args)
+    def make_frames(args, *inputs, **options):
+        return Frames(make_envs(args, *inputs, **options), args)
 
     script.Args = Args
     script.FIXED = (*script.FIXED, "grey", "image_size", "image_stack")

@@ -82,7 +82,7 @@ def use(script):
         task: str = "{}"  # its reset parameters, as JSON
         seed_pool: int = 0  # every episode has one of so many seeds; 0: any
 
-    def make_tasks(args, *inputs):
+    def make_tasks(args, *inputs, **others):
         name = args.env_id.removesuffix("-v0")
         script.check(name in NAMES, f"--env-id {args.env_id}: one of {', '.join(NAMES)}, and -v0")
         try:
@@ -91,7 +91,7 @@ def use(script):
             raise script.ArgumentError(f"--task: {error}") from error
         kwargs = gym.registry[f"{name}Task-v0"].kwargs
         kwargs.update(options=options, pool=args.seed_pool)
-        return make_envs(replace(args, env_id=f"{name}Task-v0"), *inputs)
+        return make_envs(replace(args, env_id=f"{name}Task-v0"), *inputs, **others)
 
     script.Args = Args
     script.FIXED = (*script.FIXED, "task")

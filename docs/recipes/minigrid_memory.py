@@ -68,10 +68,10 @@ def use(script):
         env_id: str = "MemoryS9-v0"  # the recipe's, of four sizes, or another
         pixels: bool = False  # observations are 84 x 84 pixels
 
-    def make_grids(args, *inputs):
+    def make_grids(args, *inputs, **options):
         if args.pixels:
             args = replace(args, env_id=args.env_id.replace("-v0", "Pixels-v0"))
-        return make_envs(args, *inputs)
+        return make_envs(args, *inputs, **options)
 
     preset = dict(
         total_timesteps=1_500_000, num_envs=16, num_minibatches=8, learning_rate=1e-3, ent_coef=0.03

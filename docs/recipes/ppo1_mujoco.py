@@ -48,8 +48,8 @@ def use(script):
     class Args(script.Args):
         reward_scale: float = 1.0  # rewards are multiplied by it for learning
 
-    def make_scaled(args, *inputs):
-        return ScaledRewards(make_envs(args, *inputs), args.reward_scale)
+    def make_scaled(args, *inputs, **options):
+        return ScaledRewards(make_envs(args, *inputs, **options), args.reward_scale)
 
     script.Args = Args
     script.make_envs = make_scaled

@@ -39,8 +39,8 @@ def use(script):
     script.check(not game, "previous_action: Atari frames are not vectors")
     make_envs = script.make_envs
 
-    def make_more(*inputs):
-        return PreviousAction(make_envs(*inputs))
+    def make_more(*inputs, **options):
+        return PreviousAction(make_envs(*inputs, **options))
 
     script.make_envs = make_more
 

@@ -133,6 +133,7 @@ def place(name: str) -> int:
 
 def apply(script, names):
     """Applies recipes and writes their names into SCRIPT; returns the script."""
+    script.check("" not in names, "separate recipes by commas, without spaces")
     for name in names:
         known = name in RECIPES or ("." not in name and importlib.util.find_spec(name))
         script.check(known, f"no recipe {name!r}; there are {', '.join(RECIPES)}")
@@ -208,7 +209,7 @@ def main(recipe: str = "", default: str = "rppo_lstm") -> None:
         print(__doc__)
         return
     if sys.argv[1:] and not sys.argv[1].startswith("-"):
-        name = sys.argv.pop(1)
+        name = sys.argv.pop(1).removesuffix(".py")
         if not recipe and sys.argv[1:] and not sys.argv[1].startswith("-"):
             names = sys.argv.pop(1).split(",")
     with one_line_errors():

@@ -3,8 +3,9 @@
     python docs/recipes/use_agent.py runs/RUN  # plays an episode
 
 RUN is a run of any script, with its recipes. An observation may be one or a batch, as the
-environment returns it (a Dict, too) or flat. The agent remembers from call to call. `reset`
-empties its memory, and so does `final` where an observation is an episode's last. In your program:
+environment returns it (a Dict, too) or flat; info is what came with it. The agent remembers from
+call to call. `reset` empties its memory, and so does `final` where an observation is an episode's
+last. In your program:
 
     from use_agent import Policy
     policy = Policy("runs/RUN")
@@ -36,9 +37,15 @@ class Policy:
     def reset(self):
         self.state = None
 
+    def inputs(self, obs, info):
+        """One observation or a batch, raw or flat, or a list of raw ones, and its info -> both as
+        predict takes them, obs (N, n), and whether it was one."""
+        rows, one = self.rows(obs)
+        if one and "action_mask" in (info or {}) and len(info["action_mask"]) > 1:
+            info = {"action_mask": [info["action_mask"]]}
+        return rows, info, one
+
     def rows(self, obs):
-        """One observation or a batch, raw or flat, or a list of raw ones -> (N, n) as predict takes
-        them, and whether it was one."""
         if self.script.__name__ == "rppo_gru_atari":
             obs = np.asarray(obs)
             return obs.reshape(-1, *obs.shape[-3:]), obs.ndim == 3
@@ -52,13 +59,14 @@ class Policy:
         return np.float32(rows), one
 
     def act(self, obs, info=None, final=None, deterministic=True):
-        rows, one = self.rows(obs)
+        rows, info, one = self.inputs(obs, info)
         actions, self.state = self.agent.predict(rows, info, self.state, final, deterministic)
         return actions[0] if one else actions
 
     def look(self, obs, info=None):
         """The distribution of actions (N, K) and the values (N,), the memory left as it is."""
-        return look(self.script, self.agent, self.rows(obs)[0], info, self.state)
+        rows, info, _ = self.inputs(obs, info)
+        return look(self.script, self.agent, rows, info, self.state)
 
     def probabilities(self, obs, info=None):
         """(N, K, A) of each choice; of real numbers the means and the standard deviations, (N, K)
