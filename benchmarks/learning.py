@@ -572,7 +572,10 @@ def run(task: str, method: str, seed: int, options: argparse.Namespace) -> str:
 def seed_range(text: str) -> range:
     """first:last, or one seed."""
     first, _, last = text.partition(":")
-    return range(int(first), int(last or first) + 1)
+    seeds = range(int(first), int(last or first) + 1)
+    if not seeds:
+        raise argparse.ArgumentTypeError(f"{text} has no seed")
+    return seeds
 
 
 def main() -> None:

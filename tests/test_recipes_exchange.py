@@ -204,10 +204,10 @@ def test_imitation_makes_the_experts_actions_more_probable(tmp_path, name, own):
         assert len(logprob) == len(data["obs"])
     least = 0.5 * np.log(2 * np.pi) if box else 0.0  # of a standard deviation of 1
     assert losses[1] - least < 0.8 * (losses[0] - least), losses
-    with pytest.raises(script.ArgumentError, match="none.npz cannot be imitated"):
+    with pytest.raises(script.ArgumentError, match="none.npz: "):
         run(script, tmp_path, expert="none.npz", **flags, **own)
     (tmp_path / "cut.npz").write_bytes((tmp_path / "expert.npz").read_bytes()[:500])
-    with pytest.raises(script.ArgumentError, match="cut.npz cannot be imitated"):
+    with pytest.raises(script.ArgumentError, match="cut.npz: "):
         run(script, tmp_path, expert=str(tmp_path / "cut.npz"), **flags, **own)
 
 

@@ -3,6 +3,7 @@
 import csv
 import inspect
 import json
+import os
 import subprocess
 import sys
 
@@ -380,3 +381,107 @@ def test_the_driver_has_help_and_says_what_it_cannot_find(tmp_path):
     (tmp_path / "use.py").write_text((FOLDER / "use.py").read_text())
     done = answer(tmp_path / "use.py", "rppo_lstm", "schedules")
     assert (done.returncode, done.stderr) == (2, "error: No module named 'rppo_lstm'\n")
+
+
+def one_line(words, tmp_path, code=2):
+    """A program's only line of stderr, without "error: "."""
+    done = subprocess.run(
+        [sys.executable, *map(str, words)], cwd=tmp_path, capture_output=True, text=True
+    )
+    lines = done.stderr.strip().splitlines()
+    assert done.returncode == code and len(lines) == 1, done.stderr
+    return lines[0].removeprefix("error: ")
+
+
+def test_a_population_says_why_its_runs_failed(tmp_path):
+    """Both attempts fail in the environment; nothing is scored, so nothing is printed but that."""
+    (tmp_path / "boom.py").write_text(
+        "import gymnasium as gym\n"
+        "from gymnasium.envs.classic_control import CartPoleEnv\n"
+        "class Boom(CartPoleEnv):\n"
+        "    def step(self, action):\n"
+        "        raise RuntimeError('the boom')\n"
+        "gym.register('Boom-v0', Boom)\n"
+    )
+    flags = ["rppo_lstm", "--env-id", "boom:Boom-v0", "--total-timesteps", 100, "--num-steps", 16]
+    done = subprocess.run(
+        [sys.executable, FOLDER / "population.py", "1", *map(str, flags)],
+        cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    said = done.stderr.strip().splitlines()
+    assert done.returncode == 2 and len(said) == 2 and not done.stdout
+    assert said[0].endswith("population/1 failed: RuntimeError: the boom")
+    assert said[1] == "error: no run has a return"
+
+
+@pytest.mark.parametrize(("words", "says"), [
+    ("evolve.py rppo_lstm --tournament 5 --members 2", "--tournament: must be at most --members 2"),
+    ("evolve.py rppo_lstm --generations 0", "--generations: must be at least 1"),
+    ("population.py 0 rppo_lstm", "usage: population.py NUMBER"),
+    ("use.py rppo_lstm networks, schedules", "no recipe '' (commas without spaces)"),
+])  # fmt: skip
+def test_numbers_that_cannot_work_are_refused_before_any_work(tmp_path, words, says):
+    program, *more = words.split()
+    assert one_line([FOLDER / program, *more], tmp_path).startswith(says)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_the_driver_refuses_another_scripts_run(tmp_path):
+    _, run_dir = run(driver.fresh("rppo_lstm"), tmp_path)
+    said = one_line([FOLDER / "use.py", "trpo.py", "--resume", run_dir], tmp_path)
+    assert said == f"{run_dir} is a run of rppo_lstm, not of trpo"
+
+
+def test_an_expert_of_few_episodes_or_of_actions_with_two_axes(tmp_path, monkeypatch):
+    """record.py completes the file's name; one episode is too few; starts count for each axis."""
+    from record import record
+
+    class Two(Both):
+        action_space = spaces.MultiDiscrete([[2, 3], [3, 2]], start=[[1, 0], [5, 2]])
+
+        def step(self, action):
+            assert self.action_space.contains(action)
+            return super().step(0)
+
+    gym.register("Two-v0", Two)
+    monkeypatch.chdir(tmp_path)
+    try:
+        _, run_dir = run(driver.fresh("rppo_lstm"), tmp_path, env_id="Two-v0")
+        with pytest.raises(ValueError, match="^0 episodes: must be at least 1"):
+            record(str(run_dir), "none", 0)
+        record(str(run_dir), "many", 8)
+        record(str(run_dir), "one.npz", 1)
+        script = driver.fresh("rppo_lstm", "imitation")
+        flags = dict(env_id="Two-v0", clone_epochs=1)
+        run(script, tmp_path, expert="many.npz", **flags)
+        with pytest.raises(ValueError, match="it needs two episodes"):
+            run(script, tmp_path, expert="one.npz", **flags)
+    finally:
+        del gym.registry["Two-v0"]
+
+
+def test_empty_files_of_recipes_do_not_stop_a_resumed_run(tmp_path):
+    """A full disk leaves them behind."""
+    script = driver.fresh("rppo_lstm", "scalars", "keep_best")
+    flags = dict(csv=True, eval_every=64)
+    _, run_dir = run(script, tmp_path, **flags)
+    assert not (run_dir / "best/agent.tmp").exists()
+    for name in "progress.csv", "best/return.txt":
+        (run_dir / name).write_text("")
+    args = script.Args(**{**script.load(run_dir)["args"], "total_timesteps": 400})
+    args.resume = str(run_dir)
+    script.train(args)
+    assert float((run_dir / "best/return.txt").read_text()) > 0
+    assert len((run_dir / "progress.csv").read_text().splitlines()) > 2
+
+
+def test_images_that_no_cnn_can_read_are_refused(tmp_path):
+    class Floats(Both):
+        observation_space = spaces.Box(0, 1, (40, 40, 3))
+
+    gym.register("Floats-v0", Floats)
+    try:
+        with pytest.raises(ValueError, match="^images: no entry is uint8 and has three axes$"):
+            run(driver.fresh("rppo_lstm", "images"), tmp_path, env_id="Floats-v0")
+    finally:
+        del gym.registry["Floats-v0"]

@@ -362,6 +362,16 @@ def test_observations_that_float32_cannot_hold(script, tmp_path):
 
 
 @everywhere
+def test_a_number_too_large_for_float32_is_named_before_it_is_infinite(script):
+    """Seen in rppo_lstm.py: "after step 0, ...policy_loss is nan", of an observation of 1e300."""
+    finite = MODULES[script].finite
+    with pytest.raises(FloatingPointError, match=r"^obs\[1, 0\] is 1e\+300$"):
+        finite("obs", np.array([[0, 1], [1e300, 0]]))
+    with pytest.warns(UserWarning, match="obs above"):
+        assert finite("obs", np.array([1e38]))[0] == 1e38
+
+
+@everywhere
 @pytest.mark.parametrize("space", [
     spaces.Box(0, 5, (2,), np.int32), spaces.Tuple([spaces.Discrete(2)]),
     spaces.Dict(a=spaces.Discrete(2)),

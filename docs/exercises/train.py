@@ -108,7 +108,10 @@ def compare(name: str, seed: int, out: Path | None, flags: list[str]) -> None:
 def seed_range(text: str) -> range:
     """first:last, or one seed."""
     first, _, last = text.partition(":")
-    return range(int(first), int(last or first) + 1)
+    seeds = range(int(first), int(last or first) + 1)
+    if not seeds:
+        raise argparse.ArgumentTypeError(f"{text} has no seed")
+    return seeds
 
 
 def flags_of(name: str) -> list[str]:

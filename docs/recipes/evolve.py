@@ -60,6 +60,11 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--runs-dir", default="runs")
     options, flags = parser.parse_known_args()
+    for name in numbers.keys() - {"seed"}:
+        if getattr(options, name) < 1:
+            raise ValueError(f"--{name}: must be at least 1")
+    if options.tournament > options.members:
+        raise ValueError(f"--tournament: must be at most --members {options.members}")
     name, *more = options.words
     recipes = sorted({"warm_start", *",".join(more).split(",")} - {""})
     script = driver.fresh(name, *recipes)

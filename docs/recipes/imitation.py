@@ -28,7 +28,7 @@ def sequences(agent, file: str):
     arrays = np.load(file)
     space = agent.action_space
     obs = torch.from_numpy(arrays["obs"]).float()
-    actions = torch.from_numpy(arrays["actions"]).reshape(len(obs), -1) - getattr(space, "start", 0)
+    actions = torch.from_numpy(arrays["actions"] - getattr(space, "start", 0)).reshape(len(obs), -1)
     if getattr(agent.args, "squash_output", False):
         actions = before_tanh(actions, space)
     starts = np.flatnonzero(arrays["episode_starts"])
@@ -59,6 +59,7 @@ def clone(script, agent, args) -> None:
         return -agent.evaluate_actions(*inputs, actions[:, rows])[0].mean()
 
     order = torch.randperm(final.shape[1])
+    script.check(len(order) > 1, "it needs two episodes: one of them is held back")
     train, rest = order.tensor_split([int(0.7 * len(order))])
     size = 4 if remembers(agent) else 64  # episodes, or steps, of a minibatch
     for epoch in range(1, args.clone_epochs + 1):
@@ -89,8 +90,7 @@ def use(script):
             try:
                 clone(script, self, args)
             except Exception as error:  # a damaged file can raise anything
-                text = f"{args.expert} cannot be imitated: {error!r:.150}"
-                raise script.ArgumentError(text) from error
+                raise script.ArgumentError(f"--expert {args.expert}: {error!r:.150}") from error
 
     script.Args = Args
     script.Agent = Clone

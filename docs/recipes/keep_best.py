@@ -11,6 +11,7 @@ best/. Of several processes the first does so, and the others wait for it. Learn
 the run ends with the same weights as one without this recipe.
 """
 
+import os
 import shutil
 import time
 from dataclasses import dataclass
@@ -58,9 +59,11 @@ def use(script):
             with torch.random.fork_rng(devices=[]):  # sampled actions take none of training's draws
                 score = np.mean(script.evaluate(*inputs))
             self.writer.add_scalar("charts/eval_return", score, self.step)
-            if score > float(file.read_text() if file.exists() else "-inf"):
+            best = file.read_text() if file.exists() else ""
+            if score > float(best or "-inf"):
                 file.parent.mkdir(exist_ok=True)
-                shutil.copy(self.dir / "agent.pt", file.parent)
+                shutil.copy(self.dir / "agent.pt", file.with_name("agent.tmp"))
+                os.replace(file.with_name("agent.tmp"), file.with_name("agent.pt"))
                 file.write_text(str(score))
 
     script.Args = Args

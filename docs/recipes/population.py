@@ -25,30 +25,37 @@ def train(folder: Path, words: list[str]) -> None:
     """One run, in this folder; words are use.py's. ValueError for what it refuses."""
     command = [sys.executable, str(driver.HERE / "use.py"), *words]
     command += ["--runs-dir", str(folder.parent), "--run-name", folder.name]
+    quiet = {**os.environ, "TQDM_DISABLE": "1"}
     for _ in range(2):
         shutil.rmtree(folder, ignore_errors=True)
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = subprocess.run(command, capture_output=True, text=True, env=quiet)
         if done.returncode == 2:  # a flag that cannot be used: in all runs alike
             raise ValueError(done.stderr.strip().splitlines()[-1].removeprefix("error: "))
         if done.returncode == 0:
             return
+    errors = [line for line in done.stderr.splitlines() if line and not line.startswith("to cont")]
+    print(f"{folder} failed: {errors[-1] if errors else done.returncode}", file=sys.stderr)
 
 
 def score(folder: Path) -> float:
     """The mean return of a run's evaluation; -inf where there is none."""
     file = folder / "result.json"
-    return float(np.mean(json.loads(file.read_text())["evaluation"])) if file.exists() else -np.inf
+    evaluation = json.loads(file.read_text())["evaluation"] if file.exists() else []
+    return float(np.mean(evaluation)) if evaluation else -np.inf
 
 
 def train_all(runs: dict[Path, list[str]], processes: int | None = None) -> list[float]:
-    """Trains the runs of these folders with these words -> their scores."""
+    """Trains the runs of these folders with these words -> scores. ValueError if none has one."""
     with ThreadPoolExecutor(processes or os.cpu_count()) as pool:
         list(pool.map(train, runs.keys(), runs.values()))
-    return [score(folder) for folder in runs]
+    scores = [score(folder) for folder in runs]
+    if max(scores) == -np.inf:
+        raise ValueError("no run has a return")
+    return scores
 
 
 def main(number: str = "", *words: str) -> None:
-    if not number.isdigit() or not words:
+    if not number.isdecimal() or int(number) < 1 or not words:
         raise ValueError("usage: population.py NUMBER SCRIPT [RECIPES] [FLAGS]")
     folder = Path(driver.flag("runs-dir") or "runs", "population").resolve()
     if folder.exists():

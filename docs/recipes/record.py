@@ -15,6 +15,8 @@ import use as driver
 
 def record(run_dir: str, file: str, episodes: int) -> None:
     script, args, envs, agent, _ = driver.open_run(run_dir)
+    script.check(episodes > 0, f"{episodes} episodes: must be at least 1")
+    file = file.removesuffix(".npz") + ".npz"
     columns: dict[str, list] = {"obs": [], "actions": [], "rewards": [], "episode_starts": []}
     returns = []
     for episode in range(episodes):

@@ -54,7 +54,7 @@ def use(script):
 
         def purge(self, file):
             """Drops rows of steps that a killed run had played since agent.pt was saved."""
-            if file.exists():
+            if file.exists() and file.stat().st_size:
                 header, *rows = file.read_text().splitlines(keepends=True)
                 rows = [x for x in rows if x.endswith("\n") and int(x.split(",")[0]) <= self.step]
                 file.write_text("".join([header, *rows]))

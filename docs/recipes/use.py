@@ -121,23 +121,18 @@ def without_warning(script, words: str) -> None:
 def numbers(script, name: str, words: str) -> list[int]:
     """The whole numbers above 0 that a flag has, with commas."""
     split = words.split(",")
-    fits = all(word.isdigit() and int(word) > 0 for word in split)
+    fits = all(word.isdecimal() and int(word) > 0 for word in split)
     script.check(fits, f"{name} {words!r}: must be whole numbers above 0, with commas")
     return [int(word) for word in split]
 
 
-def place(name: str) -> int:
-    """Recipes of your own come last."""
-    return RECIPES.index(name) if name in RECIPES else len(RECIPES)
-
-
 def apply(script, names):
     """Applies recipes and writes their names into SCRIPT; returns the script."""
-    script.check("" not in names, "separate recipes by commas, without spaces")
     for name in names:
         known = name in RECIPES or ("." not in name and importlib.util.find_spec(name))
-        script.check(known, f"no recipe {name!r}; there are {', '.join(RECIPES)}")
-    names = sorted(dict.fromkeys(names), key=place)
+        hint = "" if name else " (commas without spaces)"
+        script.check(known, f"no recipe {name!r}{hint}; there are {', '.join(RECIPES)}")
+    names = sorted(dict.fromkeys(names), key=[*RECIPES, *names].index)  # yours come last
     add(script, *names)
     script.SCRIPT = "+".join([script.SCRIPT, *names])
     keep_args(script)
@@ -203,19 +198,22 @@ def one_line_errors():
 
 def main(recipe: str = "", default: str = "rppo_lstm") -> None:
     """Runs the script and the recipes that the command line names; all flags are the script's."""
-    name = default if recipe else ""
+    named = ""
     names = [recipe] if recipe else []
     if not recipe and sys.argv[1:] in (["--help"], ["-h"]):
         print(__doc__)
         return
     if sys.argv[1:] and not sys.argv[1].startswith("-"):
-        name = sys.argv.pop(1).removesuffix(".py")
+        named = sys.argv.pop(1).removesuffix(".py")
         if not recipe and sys.argv[1:] and not sys.argv[1].startswith("-"):
             names = sys.argv.pop(1).split(",")
     with one_line_errors():
-        if old_run := flag("resume") or flag("play"):
+        name = named or (default if recipe else "")
+        if old_run := flag("play") or flag("resume"):
             name, *more = made_by(old_run)
             names += more
+            if named not in ("", name):
+                raise ValueError(f"{old_run} is a run of {name}, not of {named}")
         check_script(name)
         script = importlib.import_module(name)
     parse_args = script.parse_args
