@@ -180,6 +180,8 @@ def test_every_task_is_a_command(monkeypatch):
 @pytest.mark.parametrize("text, seeds", [("3", [3]), ("1:5", [1, 2, 3, 4, 5])])
 def test_seeds_are_one_or_a_range(text, seeds):
     assert list(learning.seed_range(text)) == seeds
+    with pytest.raises(argparse.ArgumentTypeError, match="^3:1 has no seed$"):
+        learning.seed_range("3:1")
 
 
 @pytest.mark.parametrize("flags", ["--seeds one", "--methods lstn"])

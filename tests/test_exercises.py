@@ -379,3 +379,10 @@ def test_recompute(changed, watch):
             assert torch.allclose(inputs[2][:, b], states[t][:, n], atol=1e-6)
             difference += (inputs[2][:, b] - stored[t, :, n]).abs().max().item()
         assert (difference > 1e-4) == (number >= 3)
+
+
+def test_seeds_in_the_wrong_order_train_nothing(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["train.py", "gru", "--seeds", "3:1"])
+    with pytest.raises(SystemExit) as refused:
+        exercises.main()
+    assert refused.value.code == 2 and "--seeds: 3:1 has no seed" in capsys.readouterr().err
