@@ -588,7 +588,7 @@ def seed_everything(seed: int) -> None:
 def finite(name: str, x):
     """Returns x. FloatingPointError, with the place, for a number that is not finite in float32."""
     if not np.abs(x).max() < 2**24:  # true for NaN, too
-        if bad := np.argwhere(~(np.abs(x) < 3.4e38)).tolist():
+        if bad := np.argwhere(~(np.abs(x) <= np.finfo(np.float32).max)).tolist():
             raise FloatingPointError(f"{name}{bad[0]} is {x[tuple(bad[0])]}")
         warnings.warn(f"{name} above 2**24 lose digits in float32: scale them")
     return x

@@ -74,7 +74,7 @@ def use(script):
         def __init__(self, envs, args):
             n = spaces.flatdim(envs.single_observation_space)
             eyes = Eyes(script, envs.entries, args)
-            script.check(eyes.cnns or n < 1000, "images: no entry is uint8 and has three axes")
+            script.check(eyes.cnns or n < 1000, "images: no uint8 image with three axes")
             more = n - sum(eyes.sizes)  # numbers that other recipes add
             seen = SimpleNamespace(single_action_space=envs.single_action_space)
             seen.single_observation_space = spaces.Box(-1, 1, (eyes.features + more,))

@@ -59,7 +59,7 @@ def clone(script, agent, args) -> None:
         return -agent.evaluate_actions(*inputs, actions[:, rows])[0].mean()
 
     order = torch.randperm(final.shape[1])
-    script.check(len(order) > 1, "it needs two episodes: one of them is held back")
+    script.check(len(order) > 1, "it needs two episodes or more: some are held back")
     train, rest = order.tensor_split([int(0.7 * len(order))])
     size = 4 if remembers(agent) else 64  # episodes, or steps, of a minibatch
     for epoch in range(1, args.clone_epochs + 1):

@@ -5,8 +5,8 @@
 
 The first word is the number of runs; what follows is a script, recipes and flags, as for use.py.
 Seeds are 1, 2, 3 and so on, and as many runs train at a time as there are cores. A run that fails,
-or is killed, is repeated once. Runs are in RUNS_DIR/population. The recipe evolve trains its
-generations with this one.
+or is killed, is repeated once; if it fails again, its error is printed. Runs are in
+RUNS_DIR/population. The recipe evolve trains its generations with this one.
 """
 
 import json
@@ -33,8 +33,10 @@ def train(folder: Path, words: list[str]) -> None:
             raise ValueError(done.stderr.strip().splitlines()[-1].removeprefix("error: "))
         if done.returncode == 0:
             return
-    errors = [line for line in done.stderr.splitlines() if line and not line.startswith("to cont")]
-    print(f"{folder} failed: {errors[-1] if errors else done.returncode}", file=sys.stderr)
+    lines = [line for line in done.stderr.splitlines() if line]
+    errors = [line for line in lines if not line.startswith("to continue:")]
+    reason = errors[-1] if errors else f"exit code {done.returncode}"
+    print(f"{folder} failed: {reason}", file=sys.stderr)
 
 
 def score(folder: Path) -> float:
@@ -46,6 +48,8 @@ def score(folder: Path) -> float:
 
 def train_all(runs: dict[Path, list[str]], processes: int | None = None) -> list[float]:
     """Trains the runs of these folders with these words -> scores. ValueError if none has one."""
+    if driver.flag("eval-episodes") == "0":
+        raise ValueError("--eval-episodes 0: no return to choose by")
     with ThreadPoolExecutor(processes or os.cpu_count()) as pool:
         list(pool.map(train, runs.keys(), runs.values()))
     scores = [score(folder) for folder in runs]

@@ -128,10 +128,10 @@ def numbers(script, name: str, words: str) -> list[int]:
 
 def apply(script, names):
     """Applies recipes and writes their names into SCRIPT; returns the script."""
+    script.check("" not in names, "separate recipes by commas, without spaces")
     for name in names:
         known = name in RECIPES or ("." not in name and importlib.util.find_spec(name))
-        hint = "" if name else " (commas without spaces)"
-        script.check(known, f"no recipe {name!r}{hint}; there are {', '.join(RECIPES)}")
+        script.check(known, f"no recipe {name!r}; there are {', '.join(RECIPES)}")
     names = sorted(dict.fromkeys(names), key=[*RECIPES, *names].index)  # yours come last
     add(script, *names)
     script.SCRIPT = "+".join([script.SCRIPT, *names])

@@ -46,6 +46,7 @@ class Policy:
         return rows, info, one
 
     def rows(self, obs):
+        """The observations as rows (N, n), and whether there was one."""
         if self.script.__name__ == "rppo_gru_atari":
             obs = np.asarray(obs)
             return obs.reshape(-1, *obs.shape[-3:]), obs.ndim == 3
