@@ -387,10 +387,10 @@ def to_sequences(x: Tensor, L: int) -> Tensor:
     return x.transpose(0, 1).flatten(1, 2)
 
 
-def minibatches(S: int, args: Args):
+def minibatches(S: int, args: Args, device):
     """Yields the indices (B,) of each minibatch's sequences; an epoch has all."""
     for _ in range(args.update_epochs):
-        yield from torch.randperm(S).view(args.num_minibatches, -1)
+        yield from torch.randperm(S).view(args.num_minibatches, -1).to(device)
 
 
 def train(args: Args) -> Agent:
@@ -463,7 +463,7 @@ def train(args: Args) -> Agent:
         s_return = to_sequences(tensor(returns), L)
         s_state = states.transpose(0, 1).flatten(1, 2)  # (2, S, H), before each sequence
         losses = []
-        for batch in minibatches(s_state.shape[1], args):
+        for batch in minibatches(s_state.shape[1], args, device):
             batch_valid = ~s_final[:, batch]  # (L, B): the M steps that count
             if not batch_valid.any():
                 continue

@@ -188,9 +188,9 @@ class NatureCNN(nn.Module):
             nn.ReLU(inplace=True),
             nn.Conv2d(64, 64, 3, stride=1),
             nn.ReLU(inplace=True),
-            nn.Conv2d(64, 512, 7),  # the linear layer on 64 x 7 x 7 numbers, as a convolution
-            nn.ReLU(inplace=True),
             nn.Flatten(),
+            nn.Linear(64 * 7 * 7, 512),
+            nn.ReLU(inplace=True),
         )
         for name, parameter in self.cnn.named_parameters():
             if "bias" in name:
@@ -320,10 +320,10 @@ def to_sequences(x: Tensor, L: int) -> Tensor:
     return x.transpose(0, 1).flatten(1, 2)
 
 
-def minibatches(S: int, args: Args):
+def minibatches(S: int, args: Args, device):
     """Yields the indices (B,) of each minibatch's sequences; an epoch has all."""
     for _ in range(args.update_epochs):
-        yield from torch.randperm(S).view(args.num_minibatches, -1)
+        yield from torch.randperm(S).view(args.num_minibatches, -1).to(device)
 
 
 def gather(x) -> list:
@@ -429,7 +429,7 @@ def train(args: Args) -> Agent:
         s_return = to_sequences(tensor(returns), L)
         s_state = states.transpose(0, 1).flatten(1, 2)  # (1, S, H), before each sequence
         losses = []
-        for batch in minibatches(s_state.shape[1], args):
+        for batch in minibatches(s_state.shape[1], args, device):
             batch_valid = ~s_final[:, batch]  # (L, B): the M steps that count
             logprob, entropy, value = agent.evaluate_actions(
                 s_obs[:, batch], s_state[:, batch], s_final[:, batch], s_actions[:, batch]

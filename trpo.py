@@ -479,7 +479,7 @@ def fit_critic(critic: nn.Module, args: Args, optimizer, inputs, returns) -> flo
     """Passes of Adam over the critic's inputs and returns (M, ...) -> mean squared error."""
     losses = []
     for _ in range(args.n_critic_updates):
-        for batch in torch.randperm(len(inputs)).split(args.batch_size):
+        for batch in torch.randperm(len(inputs)).to(inputs.device).split(args.batch_size):
             loss = nn.functional.mse_loss(critic(inputs[batch]).squeeze(-1), returns[batch])
             optimizer.zero_grad()
             loss.backward()

@@ -4,7 +4,8 @@
 #
 #   benchmarks/gpu.sh --wheels      before, with a package index: collects in .whl/, 4 MiB, what a
 #                                   machine with torch, but without an index, lacks (Python 3.12)
-#   benchmarks/gpu.sh [DIRECTORY]   on that machine: writes logs and CSV files there, or to runs/gpu
+#   benchmarks/gpu.sh [DIRECTORY [MINUTES]]   on that machine: writes logs and CSV files there, or to
+#                                   runs/gpu; the speeds take 6.5 minutes, or so many
 #   benchmarks/gpu.sh --dry         anywhere: the same programs, tiny, on the CPU
 #
 # If time is left, one whole training (published for PPO: a return of 128.9 after 10M steps):
@@ -18,7 +19,7 @@ if [ "${1:-}" = --wheels ]; then
         --python-version 3.12 --implementation cp --platform manylinux_2_28_x86_64 \
         --platform manylinux_2_27_x86_64 --platform manylinux_2_17_x86_64 \
         --platform manylinux2014_x86_64 -d .whl \
-        gymnasium farama-notifications ale-py tyro docstring-parser typeguard \
+        gymnasium farama-notifications cloudpickle ale-py tyro docstring-parser typeguard \
         stable-baselines3 sb3-contrib
     ls -l .whl
     exit
@@ -40,7 +41,7 @@ if compgen -G ".whl/*.whl" >/dev/null; then
 fi
 export PYTHONUNBUFFERED=1
 status=0
-timeout 180 python3 -m pytest tests/test_cuda.py -m cuda -n0 -s -p no:cacheprovider 2>&1 |
+timeout 180 python3 -m pytest tests/test_cuda.py -m cuda -n 6 -rP -p no:cacheprovider 2>&1 |
     tee "$out/tests.log" || status=1
-python3 benchmarks/gpu.py --minutes 6.5 --results "$out" 2>&1 | tee "$out/speed.log" || status=1
+python3 benchmarks/gpu.py --minutes "${2:-6.5}" --results "$out" 2>&1 | tee "$out/speed.log" || status=1
 exit "$status"

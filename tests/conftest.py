@@ -36,7 +36,7 @@ def pytest_addoption(parser):
 def pytest_terminal_summary(terminalreporter, config):
     """Remembers which tests, or whole files, were skipped because a package is not there."""
     skipped = terminalreporter.stats.get("skipped", [])
-    if not config.getoption("missing"):
+    if not config.getoption("missing") and hasattr(config, "cache"):  # -p no:cacheprovider
         names = [report.nodeid for report in skipped if "could not import" in str(report.longrepr)]
         config.cache.set("missing", names)
 

@@ -36,6 +36,7 @@ EXCEPTIONS = {
         [("rppo_lstm", "rppo_gru_atari"), ("rppo_continuous",), ("trpo", "ppo1_mpi")],
         "Gaussian actions are clipped",
     ),
+    "minibatches": ([("rppo_lstm", "rppo_continuous", *ATARI), MPI], "MPI's ranks have no GPU"),
     "check_inputs": ([(*VECTORS, *MPI), ATARI], "frames are not vectors"),
     "make_envs": ([VECTORS, ATARI, MPI], "ale_py's games; one environment on a rank"),
     "play": ([(*VECTORS, *MPI), ATARI], "Atari's games are shown by Gymnasium's preprocessing"),

@@ -78,7 +78,7 @@ MUTANTS = [
     ("losses are logged under each other's names", '"policy_loss", "value_loss", "entropy", "approx_kl"', '"value_loss", "policy_loss", "entropy", "approx_kl"', GAMES),
     ("Adam's epsilon is torch's default", "eps=1e-5, ", "", GAMES),
     ("a resumed run plays the first games again", "args.seed + run.step + N * RANK", "args.seed + N * RANK", GAMES),
-    ("all epochs have one order", "    for _ in range(args.update_epochs):\n        yield from torch.randperm(S).view(args.num_minibatches, -1)", "    order = torch.randperm(S).view(args.num_minibatches, -1)\n    for _ in range(args.update_epochs):\n        yield from order", GAMES),
+    ("all epochs have one order", "    for _ in range(args.update_epochs):\n        yield from torch.randperm(S).view(args.num_minibatches, -1).to(device)", "    order = torch.randperm(S).view(args.num_minibatches, -1).to(device)\n    for _ in range(args.update_epochs):\n        yield from order", GAMES),
     ("resuming forgets the optimiser", '            optimizer.load_state_dict(saved["optimizer"])\n', "", GAMES),
     ("the actor's first weights are as large as others", ", std=0.01)", ")", AGENT),
     ("the critic's last layer begins too large", ", std=1.0)", ")", AGENT),

@@ -48,7 +48,7 @@ MUTANTS = [
     ("the learning rate stays", "if args.anneal_lr else 1", "if not args.anneal_lr else 1", ROLL),
     ("target_kl is ignored", "if kl > 1.5 * args.target_kl:", "if kl > 1e9 * args.target_kl:", ROLL),
     ("sequences begin with other states", "s_state = states.transpose(0, 1).flatten(1, 2)", "s_state = states.flip(0).transpose(0, 1).flatten(1, 2)", ROLL),
-    ("all epochs have one order", "    for _ in range(args.update_epochs):\n        yield from torch.randperm(S).view(args.num_minibatches, -1)", "    order = torch.randperm(S).view(args.num_minibatches, -1)\n    for _ in range(args.update_epochs):\n        yield from order", ROLL),
+    ("all epochs have one order", "    for _ in range(args.update_epochs):\n        yield from torch.randperm(S).view(args.num_minibatches, -1).to(device)", "    order = torch.randperm(S).view(args.num_minibatches, -1).to(device)\n    for _ in range(args.update_epochs):\n        yield from order", ROLL),
     ("the control has long sequences", "args.seq_len = 1 if args.ablate_memory else args.seq_len", "args.seq_len = args.seq_len", ROLL),
     ("the control keeps its state", "            next_state = torch.zeros_like(next_state)\n", "            pass\n", ROLL),
     ("losses are logged under each other's names", '"policy_loss", "value_loss", "entropy", "approx_kl"', '"value_loss", "policy_loss", "entropy", "approx_kl"', ROLL),

@@ -78,7 +78,7 @@ MUTANTS = [
     ("two runs of a process share a record", 'reinit="finish_previous", ', "", RUN),
     ("a refused run reopens the record of its name", " and (args.resume or not self.dir.exists())", "", RUN),
     ("velocities of the wrong entries", '"CartPole": [1, 3]', '"CartPole": [0, 2]', AGENT),
-    ("all epochs have one order", "    for _ in range(args.update_epochs):\n        yield from torch.randperm(S).view(args.num_minibatches, -1)", "    order = torch.randperm(S).view(args.num_minibatches, -1)\n    for _ in range(args.update_epochs):\n        yield from order", ROLL),
+    ("all epochs have one order", "    for _ in range(args.update_epochs):\n        yield from torch.randperm(S).view(args.num_minibatches, -1).to(device)", "    order = torch.randperm(S).view(args.num_minibatches, -1).to(device)\n    for _ in range(args.update_epochs):\n        yield from order", ROLL),
     ("the control has long sequences", "args.seq_len = 1 if args.ablate_memory else args.seq_len", "args.seq_len = args.seq_len", ROLL),
     # What a run keeps and logs, first weights, and more
     ("losses are logged under each other's names", '"policy_loss", "value_loss", "entropy", "approx_kl"', '"value_loss", "policy_loss", "entropy", "approx_kl"', ROLL),
