@@ -80,7 +80,7 @@ class Args:
     encoder_size: int = 64  # units of both layers of each encoder
     memory: Literal["none", "lstm"] = "none"  # after the encoders; without it L is 1
     hidden_size: int = 128  # units of each LSTM (H)
-    ablate_memory: bool = False  # a control: keep no state between steps, L = 1
+    ablate_memory: bool = False  # a control: no state between steps, L = 1
 
     learning_rate: float = 1e-3  # Adam's, at first
     schedule: Literal["linear", "constant"] = "linear"  # linear: learning_rate, clip_coef fall to 0
@@ -375,7 +375,7 @@ def to_sequences(x: Tensor, L: int) -> Tensor:
 
 
 def minibatches(S: int, args: Args):
-    """Yields the indices (B,) of each minibatch's sequences; an epoch has all."""
+    """Yields the indices (B,) of each minibatch's sequences."""
     for _ in range(args.update_epochs):
         yield from torch.randperm(S).view(args.num_minibatches, -1)
 

@@ -80,7 +80,7 @@ class Args:
     encoder_size: int = 64  # units of the layer before the LSTM
     hidden_size: int = 128  # units of the LSTM (H)
     separate_critic: bool = False  # the critic has a memory of its own
-    ablate_memory: bool = False  # a control: keep no state between steps, L = 1
+    ablate_memory: bool = False  # a control: no state between steps, L = 1
     log_std_init: float = 0.0  # initial log standard deviation of the noise in actions
     use_sde: bool = False  # gSDE: the noise in an action is a matrix times the LSTM's output
     sde_sample_freq: int = -1  # steps between new noise matrices; -1: one for each rollout
@@ -388,7 +388,7 @@ def to_sequences(x: Tensor, L: int) -> Tensor:
 
 
 def minibatches(S: int, args: Args, device):
-    """Yields the indices (B,) of each minibatch's sequences; an epoch has all."""
+    """Yields the indices (B,) of each minibatch's sequences."""
     for _ in range(args.update_epochs):
         yield from torch.randperm(S).view(args.num_minibatches, -1).to(device)
 

@@ -77,7 +77,7 @@ class Args:
     encoder_size: int = 64  # units of the layer before the LSTM
     hidden_size: int = 128  # units of the LSTM (H)
     separate_critic: bool = False  # the critic has a memory of its own
-    ablate_memory: bool = False  # a control: keep no state between steps, L = 1
+    ablate_memory: bool = False  # a control: no state between steps, L = 1
 
     learning_rate: float = 1e-3  # Adam's, at first
     anneal_lr: bool = True  # the learning rate falls linearly to 0
@@ -358,7 +358,7 @@ def to_sequences(x: Tensor, L: int) -> Tensor:
 
 
 def minibatches(S: int, args: Args, device):
-    """Yields the indices (B,) of each minibatch's sequences; an epoch has all."""
+    """Yields the indices (B,) of each minibatch's sequences."""
     for _ in range(args.update_epochs):
         yield from torch.randperm(S).view(args.num_minibatches, -1).to(device)
 

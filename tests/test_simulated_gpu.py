@@ -14,9 +14,9 @@ TASKS = {
     "rppo_gru_atari": {"env_id": "ALE/Pong-v5"},
 }
 WAITS = {  # of a minibatch: numbers of steps that count (masks), indices, truth values
-    "rppo_lstm": {"mask": 6, "copy": 9, "number": 2},
-    "rppo_continuous": {"mask": 6, "copy": 8, "number": 2},
-    "rppo_gru_atari": {"mask": 6, "copy": 9, "number": 2},
+    "rppo_lstm": {"mask": 6, "copy": 0.5, "number": 2},
+    "rppo_continuous": {"mask": 6, "copy": 0.5, "number": 2},
+    "rppo_gru_atari": {"mask": 6, "copy": 1.5, "number": 2},
 }
 
 
