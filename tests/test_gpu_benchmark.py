@@ -7,7 +7,8 @@ import pytest
 import torch
 from conftest import ROOT
 
-sys.path.insert(0, str(ROOT / "benchmarks"))
+sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "docs/tools")]
+import fill  # noqa: E402
 import gpu  # noqa: E402
 
 
@@ -134,3 +135,35 @@ def test_a_dry_run_writes_nothing_here(monkeypatch, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert sum(line.startswith("gpu-lstm ") for line in lines) == 4
     assert before == {path: path.read_bytes() for path in (ROOT / "benchmarks/results").iterdir()}
+
+
+def test_games_are_started_once_and_then_reset():
+    pytest.importorskip("ale_py")
+    args = gpu.rppo_gru_atari.Args(env_id="ALE/Breakout-v5")
+    make_envs = gpu.rppo_gru_atari.make_envs
+    with gpu.games_kept():
+        envs = gpu.rppo_gru_atari.make_envs(args, 2)
+        first = envs.reset(seed=1)[0]
+        envs.step(envs.action_space.sample())
+        envs.close()
+        again = gpu.rppo_gru_atari.make_envs(args, 2)
+        assert again is envs and (again.reset(seed=1)[0] == first).all()
+        assert gpu.rppo_gru_atari.make_envs(args, 1) is not envs
+    assert gpu.rppo_gru_atari.make_envs is make_envs
+
+
+def test_the_pages_show_what_was_measured():
+    """Works in the order of their sizes; a system that was not measured leaves its place empty."""
+    lines = fill.gpu("atari").split("\n")
+    assert lines[0] == "| steps a second | --cuda --amp | --cuda | sb3-contrib | CPU |"
+    assert [line.split(" | ")[0] for line in lines[2:5]] == [
+        "| 8 games",
+        "| 64 games",
+        "| 256 games",
+    ]
+    assert lines[3] == "| 64 games | 6,167 | 6,388 | 2,378 | 1,107 |"
+    assert lines[4].endswith("|  |  |")
+    assert "| games | 852 | 879 |" in fill.gpu("parts")
+    assert "| LSTM, 256, 128 | 2.7 ms | 0.8 | 24.8 | 30.5 | 33.3 | 2.5 | 4.2 |" in fill.gpu(
+        "resets"
+    )

@@ -5,6 +5,7 @@
     {{ flags SCRIPT }}          every flag with its default and help
     {{ results NAME NAME }}     rows of benchmarks/results/learning.csv: tasks, or SCRIPT.py's tasks
     {{ throughput SECTION }}    rows of benchmarks/results/throughput.csv
+    {{ gpu SECTION }}           those of benchmarks/gpu.py, or of resets.csv (gpu resets)
     {{ exercise NAME }}         the measurements of an exercise in benchmarks/results/exercises.csv
     {{ detail NAME; NAME }}     mistakes in benchmarks/results/details.csv; without names: all
     {{ memory WHAT }}           rows of benchmarks/results/memory-look.csv
@@ -133,6 +134,52 @@ def throughput(section: str) -> str:
     return "\n".join([*table, "", f"Machine: {machine}. Commits: {commits}.", "{.measured}"])
 
 
+def gpu(section: str) -> str:
+    """Medians of benchmarks/gpu.py: a line for each work, or for each part of an iteration."""
+    if section == "resets":
+        return gpu_resets()
+    rows = [
+        row for row in learning.read(plot.RESULTS / "throughput.csv")
+        if row["section"] == f"gpu-{section}"
+    ]  # fmt: skip
+    down, across = ("system", "work") if section == "parts" else ("work", "system")
+    figures = {(row[down], row[across]): f"{float(row['median']):,.0f}" for row in rows}
+    columns = list(dict.fromkeys(row[across] for row in rows))
+    unit = "milliseconds" if section == "parts" else "steps a second"
+    table = [
+        f"| {unit} | {' | '.join(columns)} |".replace("ours, ", ""),
+        "|---" * (len(columns) + 1) + "|",
+    ]
+    names = list(dict.fromkeys(row[down] for row in rows))
+    if section != "parts":
+        names.sort(key=lambda name: int(name.split()[0]))  # "8 games" before "64 games"
+    for name in names:
+        cells = [figures.get((name, column), "") for column in columns]
+        table.append(f"| {name} | {' | '.join(cells)} |")
+    said = f"Machine: {rows[-1]['machine']}. Commit: {rows[-1]['commit']}."
+    return "\n".join([*table, "", said, "{.measured}"])
+
+
+def gpu_resets(rate: str = "0.01") -> str:
+    """resets.csv on a GPU, where one step in a hundred ends an episode: the fused reset's time, and
+    that of other ways divided by it."""
+    rows = learning.read(plot.RESULTS / "resets.csv")
+    rows = [row for row in rows if row["processor"].startswith("NVIDIA") and row["rate"] == rate]
+    ways = [way for way in dict.fromkeys(row["way"] for row in rows) if way != "ours"]
+    table = [
+        f"| cell, sequences, units | fused reset | {' | '.join(ways)} |",
+        "|---" * (len(ways) + 2) + "|",
+    ]
+    sizes = dict.fromkeys((row["cell"], row["batch"], row["hidden"]) for row in rows)
+    for size in sizes:
+        of = {row["way"]: row for row in rows if (row["cell"], row["batch"], row["hidden"]) == size}
+        times = [f"{float(of[way]['over_ours']):.1f}" for way in ways]
+        name = f"{size[0].upper()}, {size[1]}, {size[2]}"
+        table.append(f"| {name} | {float(of['ours']['ms']):.1f} ms | {' | '.join(times)} |")
+    said = f"Machine: {rows[-1]['processor']}. Commit: {rows[-1]['commit']}."
+    return "\n".join([*table, "", said, "{.measured}"])
+
+
 def exercise(name: str) -> str:
     if name not in exercises.EXERCISES:
         raise BuildError(f"docs/exercises has no {name}")
@@ -251,7 +298,7 @@ def equation(shown: str) -> str:
 
 KINDS = {
     "source": source, "file": file, "flags": flags, "results": results, "throughput": throughput,
-    "exercise": exercise, "detail": detail, "memory": memory, "figures": lambda _: plot.figures(),
+    "gpu": gpu, "exercise": exercise, "detail": detail, "memory": memory, "figures": lambda _: plot.figures(),
     "recipes": recipes,
 }  # fmt: skip
 
