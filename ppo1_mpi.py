@@ -540,11 +540,10 @@ def check_args(args: Args) -> None:
     check_flags(args)
     check(args.memory in ("none", "lstm"), f"--memory {args.memory}: must be none or lstm")
     check(args.schedule in ("linear", "constant"), "--schedule: must be linear or constant")
-    T = args.num_steps
     args.seq_len = 1 if args.memory == "none" or args.ablate_memory else args.seq_len
-    L = args.seq_len or T
-    check(T % L == 0, f"--seq-len {L}: must divide --num-steps {T}")
-    S = args.num_envs * T // L
+    L = args.seq_len or args.num_steps
+    check(args.num_steps % L == 0, f"--seq-len {L}: must divide --num-steps {args.num_steps}")
+    S = args.num_envs * args.num_steps // L
     check(S % args.num_minibatches == 0, f"--num-minibatches: must divide the {S} sequences")
 
 
@@ -804,12 +803,12 @@ def play(args: Args) -> None:
     check_flags(args)
     seed_everything(args.seed)
     mode = {"human": "human", "video": "rgb_array", "none": None}[args.render]
-    if mode == "human" and sys.platform == "linux":
-        display = "DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ
-        check(display, "--play: there is no display; try --render video, or none")
+    display = sys.platform != "linux" or {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()
+    check(mode != "human" or display, "--play: there is no display; try --render video, or none")
     together = 1 if mode else args.eval_episodes or 10  # episodes played side by side
     for episode in range(0, args.eval_episodes or 10, together):
         envs = make_envs(args, together, mode)
+        check(not mode or mode in str(envs.metadata), f"--render: {args.env_id} has no {mode}")
         agent = Agent(envs, args)
         load(args.play, agent)
         if args.render == "video":
@@ -856,19 +855,20 @@ def main() -> None:
         if comm.rank > 0:
             warnings.simplefilter("ignore")
         args = parse_args()
-        if not args.play:
-            train(args)
-        elif comm.rank == 0:
-            play(args)
+        start = play if args.play else train
+        if comm.rank == 0 or not args.play:
+            start(args)
     except (ArgumentError, gym.error.DependencyNotInstalled) as error:
         end(comm, 2, " ".join(["error:", *str(error).split()]))
-    except (Exception, KeyboardInterrupt) as error:
-        message = traceback.format_exc() if isinstance(error, Exception) else ""
+    except BaseException as error:
+        if isinstance(error, SystemExit) and not Run.latest:  # of tyro, which has said why
+            raise
+        message = "" if isinstance(error, KeyboardInterrupt) else traceback.format_exc()
         if Run.latest and Path(Run.latest, "agent.pt").exists():
-            start = f"mpiexec -n {world().size} python" if world().size > 1 else "python"
-            command = shlex.join([*start.split(), sys.argv[0], "--resume", str(Run.latest)])
+            again = f"mpiexec -n {world().size} python" if world().size > 1 else "python"
+            command = shlex.join([*again.split(), sys.argv[0], "--resume", str(Run.latest)])
             message += f"\nto continue: {command}"
-        end(comm, 1 if isinstance(error, Exception) else 130, message)
+        end(comm, 130 if isinstance(error, KeyboardInterrupt) else 1, message)
 
 
 if __name__ == "__main__":

@@ -752,9 +752,8 @@ def play(args: Args) -> None:
     seed_everything(args.seed)
     mode = {"human": "human", "video": "rgb_array", "none": None}[args.render]
     check(WORLD_SIZE == 1, "--play: start one process")
-    if mode == "human" and sys.platform == "linux":
-        display = "DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ
-        check(display, "--play: there is no display; try --render video, or none")
+    display = sys.platform != "linux" or {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()
+    check(mode != "human" or display, "--play: there is no display; try --render video, or none")
     together = 1 if mode else args.eval_episodes or 10  # episodes played side by side
     for episode in range(0, args.eval_episodes or 10, together):
         envs = make_envs(args, together, mode, EVAL_FRAMES)
@@ -789,25 +788,24 @@ def main() -> None:
     warnings.formatwarning = lambda message, *_: "" if RANK > 0 else f"warning: {message}\n"
     try:
         args = parse_args()
-        if args.play:
-            play(args)
-        else:
-            train(args)
+        start = play if args.play else train
+        start(args)
     except BaseException as error:
-        if RANK > 0 and not isinstance(error, KeyboardInterrupt):
+        interrupted = isinstance(error, KeyboardInterrupt)
+        if RANK > 0 and not interrupted:
             time.sleep(8)  # where all fail alike, the first one says so; torchrun ends the others
-        if isinstance(error, SystemExit):  # of tyro, which has said why
+        if isinstance(error, SystemExit) and not Run.latest:  # of tyro, which has said why
             raise
         if isinstance(error, (ArgumentError, gym.error.DependencyNotInstalled)):
             print("error:", " ".join(str(error).split()), file=sys.stderr)
             sys.exit(2)
-        if isinstance(error, Exception):
+        if not interrupted:
             traceback.print_exc()
-        if Run.latest and (RANK == 0 or isinstance(error, Exception)):
-            start = f"torchrun --nproc-per-node {WORLD_SIZE}" if WORLD_SIZE > 1 else "python"
-            command = shlex.join([*start.split(), sys.argv[0], "--resume", str(Run.latest)])
+        if Run.latest and (RANK == 0 or not interrupted):
+            again = f"torchrun --nproc-per-node {WORLD_SIZE}" if WORLD_SIZE > 1 else "python"
+            command = shlex.join([*again.split(), sys.argv[0], "--resume", str(Run.latest)])
             print(f"\nto continue: {command}", file=sys.stderr)
-        sys.exit(1 if isinstance(error, Exception) else 130)
+        sys.exit(130 if interrupted else 1)
 
 
 if __name__ == "__main__":

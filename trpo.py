@@ -832,12 +832,12 @@ def play(args: Args) -> None:
     check_flags(args)
     seed_everything(args.seed)
     mode = {"human": "human", "video": "rgb_array", "none": None}[args.render]
-    if mode == "human" and sys.platform == "linux":
-        display = "DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ
-        check(display, "--play: there is no display; try --render video, or none")
+    display = sys.platform != "linux" or {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()
+    check(mode != "human" or display, "--play: there is no display; try --render video, or none")
     together = 1 if mode else args.eval_episodes or 10  # episodes played side by side
     for episode in range(0, args.eval_episodes or 10, together):
         envs = make_envs(args, together, mode)
+        check(not mode or mode in str(envs.metadata), f"--render: {args.env_id} has no {mode}")
         agent = Agent(envs, args)
         load(args.play, agent)
         if args.render == "video":
@@ -868,20 +868,20 @@ def main() -> None:
     warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
     try:
         args = parse_args()
-        if args.play:
-            play(args)
-        else:
-            train(args)
+        start = play if args.play else train
+        start(args)
     except (ArgumentError, gym.error.DependencyNotInstalled) as error:
         print("error:", " ".join(str(error).split()), file=sys.stderr)
         sys.exit(2)
-    except (Exception, KeyboardInterrupt) as error:
-        if isinstance(error, Exception):
+    except BaseException as error:
+        if isinstance(error, SystemExit) and not Run.latest:  # of tyro, which has said why
+            raise
+        if not isinstance(error, KeyboardInterrupt):
             traceback.print_exc()
         if Run.latest:
             command = shlex.join(["python", sys.argv[0], "--resume", str(Run.latest)])
             print(f"\nto continue: {command}", file=sys.stderr)
-        sys.exit(1 if isinstance(error, Exception) else 130)
+        sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
 
 
 if __name__ == "__main__":

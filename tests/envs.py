@@ -2,6 +2,7 @@
 of a Box. The variable FAULT says what those called Faulty do: nothing if it is not set."""
 
 import os
+import sys
 
 import gymnasium as gym
 import numpy as np
@@ -58,10 +59,20 @@ class Faulty(Clock):
                 raise RuntimeError("the simulator\nexploded in step")
             if self.fault == "exit":
                 os._exit(7)
+            if self.fault == "leave":
+                sys.exit()
             assert self.fault != "assert"
             obs[1] = np.nan if self.fault == "obs" else obs[1]
             reward = {"reward": np.nan, "infinite": -np.inf, "huge": 1e30}.get(self.fault, reward)
         return obs, reward, terminated, truncated, info
+
+
+class Blind(Clock):
+    """It takes a render_mode, but has none."""
+
+    def __init__(self, render_mode: str | None = None):
+        super().__init__()
+        self.render_mode = render_mode
 
 
 class Counting(Clock):
@@ -96,7 +107,7 @@ class SameStep(gym.vector.SyncVectorEnv):
         super().__init__([Clock] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
 
 
-for kind in Clock, Counting, Faulty, Outside:
+for kind in Blind, Clock, Counting, Faulty, Outside:
     gym.register(f"{kind.__name__}-v0", kind)
     box = type(f"Box{kind.__name__}", (kind,), {"action_space": spaces.Box(-1, 1, (1,))})
     gym.register(f"Box{kind.__name__}-v0", box)

@@ -4,6 +4,7 @@ an environment that fails on rank 1."""
 import itertools
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,6 +48,8 @@ class Rank1(envs.Clock):
             Path("fault").touch()
             if os.environ["FAULT"] == "raise":
                 raise RuntimeError("the simulator exploded")
+            if os.environ["FAULT"] == "leave":
+                sys.exit()
             if os.environ["FAULT"] == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             reward = {"nan": np.nan, "overflow": 1e38}.get(os.environ["FAULT"], reward)

@@ -876,6 +876,11 @@ def test_main_says_with_how_many_processes_a_run_goes_on(count, how, monkeypatch
         assert len(slept) == rank
         advice = f"to continue: {how} rppo_gru_atari.py --resume '/my runs/a'"
         assert capsys.readouterr().err.splitlines()[-1] == advice
+    monkeypatch.setattr(rppo, "train", lambda args: sys.exit())  # a game that leaves is an error
+    with pytest.raises(SystemExit, match="1"):
+        rppo.main()
+    assert "SystemExit" in capsys.readouterr().err
+    del slept[min(count, 2) - 1 :]
     monkeypatch.setattr(rppo, "train", interrupt)
     for rank in range(min(count, 2)):  # Ctrl-C reaches all: nobody waits, and the first one speaks
         monkeypatch.setattr(rppo, "RANK", rank)

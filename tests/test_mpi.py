@@ -332,6 +332,7 @@ def test_masks_are_obeyed(masks, memory, tmp_path):
 
 @pytest.mark.parametrize("fault,words,speaker", [
     ("raise", "RuntimeError: the simulator exploded", 1),
+    ("leave", "SystemExit", 1),
     pytest.param("nan", "FloatingPointError: rewards[0] is nan", 1, marks=pytest.mark.slow),
     ("overflow", "FloatingPointError: after step 279, ", 0),  # finite, but not its square
 ])  # fmt: skip

@@ -485,6 +485,9 @@ def test_play(script, tmp_path, monkeypatch):
         main(tmp_path, script, "--play runs/a"),
         "--play: there is no display; try --render video, or none",
     )
+    trained(tmp_path, script, toy(script, "Blind"), flags, "blind")
+    code, _, err = main(tmp_path, script, "--play runs/blind --render video")
+    assert code == 2 and err.endswith("Blind-v0 has no rgb_array\n"), err
     with monkeypatch.context() as without:
         without.setitem(sys.modules, "moviepy", None)
         assert_refused(

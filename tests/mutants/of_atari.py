@@ -86,4 +86,5 @@ MUTANTS = [
     ("predict explores", "logp.argmax(-1) if deterministic else sample(logp)", "sample(logp)", GAMES),
     ("predict forgets", "logp, _, state = self.step(tensor(obs), state)", "logp, _, _ = self.step(tensor(obs), state)", GAMES),
     ("the clip range is ignored", "surrogate = torch.min(ratio * advantage, clipped * advantage)", "surrogate = ratio * advantage", GAMES),
+    ("an environment that exits ends a run without a word", "SystemExit) and not Run.latest:", "SystemExit):", GAMES),
 ]  # fmt: skip

@@ -80,4 +80,5 @@ MUTANTS = [
     ("statistics of observations can be switched off in a resumed run", '"ablate_memory", "norm_obs"\n', '"ablate_memory"\n', RUN),
     ("the actor's first weights are as large as others", ", std=0.01)", ")", AGENT),
     ("the critic's last layer begins too large", ", std=1.0)", ")", AGENT),
+    ("an environment that exits ends a run without a word", "SystemExit) and not Run.latest:", "SystemExit):", MPI),
 ]  # fmt: skip
