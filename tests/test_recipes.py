@@ -171,3 +171,15 @@ def test_programs_answer_wrong_words_in_one_line(words, said, tmp_path):
     done = launch.start(str(FOLDER / program), others, tmp_path, tmp_path / "log").wait()
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"error: {said}") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK"])
+def test_the_first_process_speaks_for_all(name, tmp_path):
+    """What the driver refuses, under torchrun, MPICH and Open MPI; all end with code 2."""
+    for rank, lines in ("0", 1), ("1", 0):
+        environment = {name: rank}
+        program = launch.start(
+            str(FOLDER / "use.py"), ["nope"], tmp_path, tmp_path / "log", environment
+        )
+        done = program.wait()
+        assert done.returncode == 2 and done.stderr.count("\n") == lines

@@ -464,6 +464,29 @@ def test_an_expert_of_few_episodes_or_of_actions_with_two_axes(tmp_path, monkeyp
         del gym.registry["Two-v0"]
 
 
+def test_a_recorded_episode_ends_at_the_limit_of_evaluations(tmp_path, monkeypatch):
+    """The environment never ends one; the file has the return until then."""
+    from record import record
+
+    class Endless(Both):
+        def step(self, action):
+            obs, _, _, _, info = super().step(action)
+            return obs, 0.5, False, False, info
+
+    gym.register("Endless-v0", Endless)
+    monkeypatch.chdir(tmp_path)
+    try:
+        script = driver.fresh("rppo_lstm", "eval_limit")
+        _, run_dir = run(script, tmp_path, env_id="Endless-v0", eval_steps=7)
+        record(str(run_dir), "expert", 3)
+        with np.load("expert.npz") as file:
+            assert file["episode_returns"].tolist() == [3.5] * 3
+            assert np.flatnonzero(file["episode_starts"]).tolist() == [0, 7, 14]
+            assert len(file["rewards"]) == 21
+    finally:
+        del gym.registry["Endless-v0"]
+
+
 def test_empty_files_of_recipes_do_not_stop_a_resumed_run(tmp_path):
     """A full disk leaves them behind."""
     script = driver.fresh("rppo_lstm", "scalars", "keep_best")

@@ -15,6 +15,7 @@ name and agent.pt say which recipes made it: rppo_lstm+images+schedules.
 import copy
 import importlib
 import importlib.util
+import os
 import sys
 import warnings
 from contextlib import contextmanager
@@ -170,6 +171,8 @@ def open_run(run_dir):
     script = fresh(*made_by(run_dir))
     args = script.Args(**script.load(run_dir)["args"])
     envs = script.make_envs(args, 1)
+    if limit := getattr(args, "eval_steps", 0):  # of the recipe eval_limit
+        envs = importlib.import_module("eval_limit").Limit(envs, limit)
     agent = script.Agent(envs, replace(args, play=str(run_dir))).eval()  # as --play does
     return script, args, envs, agent, script.load(run_dir, agent)
 
@@ -188,11 +191,13 @@ def flag(name: str) -> str | None:
 
 @contextmanager
 def one_line_errors():
-    """What a program refuses becomes one line, and exit code 2."""
+    """What a program refuses becomes one line, of the first process, and exit code 2."""
+    ranks = "RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK"  # of torchrun, MPICH, Open MPI
     try:
         yield
     except (ValueError, OSError, ModuleNotFoundError) as error:
-        print("error:", *str(error).split(), file=sys.stderr)
+        if all(os.environ.get(rank, "0") == "0" for rank in ranks):
+            print("error:", *str(error).split(), file=sys.stderr)
         sys.exit(2)
 
 
