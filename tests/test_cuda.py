@@ -481,7 +481,7 @@ def synchronisations(work, device: str) -> list[str]:
 
 @pytest.mark.parametrize("script", [script for script in SCRIPTS if script != "trpo"])
 def test_where_a_minibatch_waits_for_the_gpu(script, train, device, monkeypatch):
-    """Printed by line, of one minibatch. test_simulated_gpu.py counts 16 or 17."""
+    """Printed by line, of one minibatch. test_simulated_gpu.py does not count those of backward."""
     needs(script)
     module = MODULES[script]
     counts: list[int] = []
@@ -501,4 +501,4 @@ def test_where_a_minibatch_waits_for_the_gpu(script, train, device, monkeypatch)
     repeated = {line: count / 4 for line, count in lines.items() if count}
     print(f"\n{script}: {difference:.1f} waits in a minibatch, {repeated}")
     assert len(counts) == 8 and first == 2
-    assert difference <= 25
+    assert difference <= 13  # measured: 11 and 12.5
