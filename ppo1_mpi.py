@@ -74,7 +74,7 @@ class Args:
     num_minibatches: int = 4  # minibatches in an epoch, each of whole sequences
     update_epochs: int = 4  # passes over a rollout
     gamma: float = 0.99  # discount factor
-    gae_lambda: float = 0.95  # lambda of generalised advantage estimation
+    gae_lambda: float = 0.95  # lambda of GAE
     norm_obs: bool = True  # normalise observations by their running mean and variance
 
     encoder_size: int = 64  # units of both layers of each encoder
@@ -94,7 +94,7 @@ class Args:
     track: bool = False  # log to Weights & Biases
     eval_episodes: int = 10  # episodes after training, or of --play
     deterministic: bool = True  # evaluate the most probable actions, not sampled ones
-    resume: str | None = None  # directory of a run to continue; flags given here override its own
+    resume: str | None = None  # directory of a run to continue; flags given here win
     play: str | None = None  # directory of a run whose agent to watch
     render: Literal["human", "video", "none"] = "human"  # --play: a window, RUN/videos, or returns
 

@@ -83,7 +83,7 @@ class Args:
     num_minibatches: int = 4  # minibatches in an epoch, each of whole sequences
     update_epochs: int = 4  # passes over a rollout
     gamma: float = 0.99  # discount factor
-    gae_lambda: float = 0.95  # lambda of generalised advantage estimation
+    gae_lambda: float = 0.95  # lambda of GAE
 
     hidden_size: int = 128  # units of the GRU (H)
     separate_critic: bool = False  # the critic has a memory of its own
@@ -102,7 +102,7 @@ class Args:
     track: bool = False  # log to Weights & Biases
     eval_episodes: int = 10  # episodes after training, or of --play
     deterministic: bool = True  # evaluate the most probable actions, not sampled ones
-    resume: str | None = None  # directory of a run to continue; flags given here override its own
+    resume: str | None = None  # directory of a run to continue; flags given here win
     play: str | None = None  # directory of a run whose agent to watch
     render: Literal["human", "video", "none"] = "human"  # --play: a window, RUN/videos, or returns
 

@@ -70,7 +70,7 @@ class Args:
     num_minibatches: int = 4  # minibatches in an epoch, each of whole sequences
     update_epochs: int = 4  # passes over a rollout
     gamma: float = 0.99  # discount factor
-    gae_lambda: float = 0.95  # lambda of generalised advantage estimation
+    gae_lambda: float = 0.95  # lambda of GAE
     norm_obs: bool = False  # normalise observations; can hurt masked CartPole
     norm_reward: bool = True  # divide rewards by the standard deviation of returns
 
@@ -92,15 +92,15 @@ class Args:
     track: bool = False  # log to Weights & Biases
     eval_episodes: int = 10  # episodes after training, or of --play
     deterministic: bool = True  # evaluate the most probable actions, not sampled ones
-    resume: str | None = None  # directory of a run to continue; flags given here override its own
+    resume: str | None = None  # directory of a run to continue; flags given here win
     play: str | None = None  # directory of a run whose agent to watch
     render: Literal["human", "video", "none"] = "human"  # --play: a window, RUN/videos, or returns
 
 
+CARTPOLE = dict(total_timesteps=100_000, num_steps=256, update_epochs=10, gamma=0.995)
 PRESETS = {  # better defaults for a task: (env_id, mask_velocity)
-    ("CartPole-v1", True): dict(
-        total_timesteps=100_000, num_steps=256, update_epochs=10, gamma=0.995
-    )
+    ("CartPole-v1", False): CARTPOLE,
+    ("CartPole-v1", True): CARTPOLE,
 }
 FIXED = (  # the agent's shape and what it sees: --resume and --play cannot change them
     "env_id", "mask_velocity", "encoder_size", "hidden_size", "separate_critic", "ablate_memory",

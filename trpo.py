@@ -67,7 +67,7 @@ class Args:
     num_envs: int = 1  # parallel environments (N)
     num_steps: int = 2048  # time steps of a rollout (T), one sequence for each environment
     gamma: float = 0.99  # discount factor
-    gae_lambda: float = 0.95  # lambda of generalised advantage estimation
+    gae_lambda: float = 0.95  # lambda of GAE
     norm_obs: bool = True  # normalise observations by their running mean and variance
     norm_reward: bool = True  # divide rewards by the standard deviation of returns
 
@@ -91,7 +91,7 @@ class Args:
     track: bool = False  # log to Weights & Biases
     eval_episodes: int = 10  # episodes after training, or of --play
     deterministic: bool = True  # evaluate the most probable actions, not sampled ones
-    resume: str | None = None  # directory of a run to continue; flags given here override its own
+    resume: str | None = None  # directory of a run to continue; flags given here win
     play: str | None = None  # directory of a run whose agent to watch
     render: Literal["human", "video", "none"] = "human"  # --play: a window, RUN/videos, or returns
 
