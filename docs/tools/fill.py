@@ -72,7 +72,9 @@ def flags(script: str) -> str:
         rows.append(f"| `--{name}` | `{default}` | {help_text.replace('|', chr(92) + '|')} |")
     on = next(row for row in rows if "| `True` |" in row).split("`--")[1].split("`")[0]
     rows += ["", f"What is `True` is switched off with `--no-`, as in `--no-{on}`."]
-    presets = re.search(r"^((?:ZOO|CARTPOLE).*?\n)?PRESETS.*?^}[^\n]*", "\n".join(lines), re.M | re.S)
+    presets = re.search(
+        r"^((?:ZOO|CARTPOLE).*?\n)?PRESETS.*?^}[^\n]*", "\n".join(lines), re.M | re.S
+    )
     if presets:
         rows += ["", "Tasks with other defaults:", "", f"```python\n{presets[0]}\n```"]
     return "\n".join(rows)
