@@ -315,7 +315,7 @@ def test_images_and_numbers_are_both_read(name):
 BIG = dict(num_envs=16, num_steps=32, num_minibatches=8, update_epochs=6, learning_rate=3e-3)
 SIGNS = {
     "rppo_lstm": BIG | dict(total_timesteps=4000, anneal_lr=False, ent_coef=0.003),
-    "rppo_continuous": BIG | dict(total_timesteps=6000, anneal_lr=False, log_std_init=-0.5),
+    "rppo_continuous": BIG | dict(total_timesteps=8000, anneal_lr=False, log_std_init=-0.5),
     "trpo": dict(
         total_timesteps=3500,
         cg_max_steps=5,
@@ -324,7 +324,7 @@ SIGNS = {
         num_envs=16,
         num_steps=16,
     ),
-    "ppo1_mpi": BIG | dict(total_timesteps=4000, num_steps=16),
+    "ppo1_mpi": BIG | dict(total_timesteps=4000, num_steps=16, learning_rate=1e-3),
 }
 
 

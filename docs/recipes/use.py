@@ -100,11 +100,7 @@ def applied(script) -> list[str]:
 def keep_args(script) -> None:
     """train works on a copy of its Args, so that the caller's can be used again."""
     train = script.train
-
-    def keeping(args):
-        return train(copy.copy(args))
-
-    script.train = keeping
+    script.train = lambda args: train(copy.copy(args))
 
 
 def without_warning(script, words: str) -> None:
