@@ -15,11 +15,13 @@ from torch.distributions import Normal
 
 
 def loud(agent):
-    """Weights that make actions depend on observations and on memory."""
+    """Weights that make actions depend on observations and on memory, and numbers no larger in a CNN
+    than in a small network: there float32 would lose the digits that are compared."""
     torch.manual_seed(0)
     with torch.no_grad():
         for weight in agent.parameters():
-            weight.add_(0.3 * torch.randn_like(weight))
+            inputs = weight[0].numel()
+            weight.add_(0.3 * min(1, (32 / inputs) ** 0.5) * torch.randn_like(weight))
 
 
 def rewritten(script, agent, run_dir):
