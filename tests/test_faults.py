@@ -100,7 +100,8 @@ def test_control_c(script, mode, tmp_path, start_script):
     own, *rest = process.lines
     assert own.endswith(f".py --resume {tmp_path}/runs/a"), process.stderr
     after = "\n".join(rest)  # with async environments Gymnasium may say that they were busy
-    assert after == "" or mode and "gymnasium/vector/async_vector_env.py" in after, after
+    busy = "WARN: Calling `close` while waiting", "gymnasium/vector/async_vector_env.py"
+    assert after == "" or mode and any(words in after for words in busy), after
     assert f"{script}.py" not in after, after  # no traceback of ours
     assert len(workers) >= (4 if mode else 0)
     assert not any(os.path.exists(f"/proc/{worker}") for worker in workers)
