@@ -808,10 +808,10 @@ def play(args: Args) -> None:
     together = 1 if mode else args.eval_episodes or 10  # episodes played side by side
     for episode in range(0, args.eval_episodes or 10, together):
         envs = make_envs(args, together, mode)
-        check(not mode or mode in str(envs.metadata), f"--render: {args.env_id} has no {mode}")
         agent = Agent(envs, args)
         load(args.play, agent)
         if args.render == "video":
+            check(mode in str(envs.metadata), f"--render: {args.env_id} has no {mode}")
             envs = wrappers.RecordVideo(envs, f"{args.play}/videos", name_prefix=f"{episode}")
         for episodic_return in evaluate(agent, envs, args.seed + episode, args.deterministic):
             print(f"return {episodic_return:.5g}")

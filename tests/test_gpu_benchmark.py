@@ -151,21 +151,44 @@ def test_games_are_started_once_and_then_reset():
     assert gpu.rppo_gru_atari.make_envs is make_envs
 
 
-def test_the_pages_show_what_was_measured():
-    """Works in the order of their sizes; a system that was not measured leaves its place empty."""
+def test_a_page_shows_the_machine_that_was_measured_last(tmp_path, monkeypatch):
+    """Works in the order of their sizes; the latest row of each; a system that was not measured
+    leaves its place empty."""
     pytest.importorskip("matplotlib")
     import fill
 
-    lines = fill.gpu("atari").split("\n")
-    assert lines[0] == "| steps a second | --cuda --amp | --cuda | sb3-contrib | CPU |"
-    assert [line.split(" | ")[0] for line in lines[2:5]] == [
-        "| 8 games",
-        "| 64 games",
-        "| 256 games",
+    monkeypatch.setattr(fill.plot, "RESULTS", tmp_path)
+    common = {"commit": "abc", "section": "gpu-atari"}
+    measured = [
+        ("old card", "64 games", "ours, --cuda", 1),
+        ("new card", "64 games", "ours, --cuda", 2),
+        ("new card", "8 games", "ours, --cuda", 3),
+        ("new card", "64 games", "sb3-contrib", 4.4),
+        ("new card", "64 games", "ours, --cuda", 5000),
     ]
-    assert lines[3] == "| 64 games | 6,167 | 6,388 | 2,378 | 1,107 |"
-    assert lines[4].endswith("|  |  |")
-    assert "| games | 852 | 879 |" in fill.gpu("parts")
-    assert "| LSTM, 256, 128 | 2.7 ms | 0.8 | 24.8 | 30.5 | 33.3 | 2.5 | 4.2 |" in fill.gpu(
-        "resets"
-    )
+    names = "machine", "work", "system", "median"
+    rows = [common | dict(zip(names, values)) for values in measured]
+    gpu.append(tmp_path / "throughput.csv", gpu.FIELDS, rows)
+    lines = fill.gpu("atari").split("\n")
+    assert lines[0] == "| steps a second | --cuda | sb3-contrib |"
+    assert lines[2:4] == ["| 8 games | 3 |  |", "| 64 games | 5,000 | 4 |"]
+    assert lines[5] == "Machine: new card. Commit: abc."
+
+    about = {"commit": "abc", "cell": "gru", "batch": "16", "hidden": "8", "rate": "0.01"}
+    measured = [
+        ("EPYC, 2 cores", "ours", 9, 1),
+        ("old card", "ours", 8, 1),
+        ("new card", "ours", 2, 1),
+        ("new card", "padded", 5, 2.51),
+    ]
+    names = "processor", "way", "ms", "over_ours"
+    rows = [about | dict(zip(names, values)) for values in measured]
+    gpu.append(tmp_path / "resets.csv", gpu.resets.FIELDS, rows)
+    lines = fill.gpu("resets").split("\n")
+    assert lines[0] == "| cell, sequences, units | fused reset | padded |"
+    assert lines[2:] == [
+        "| GRU, 16, 8 | 2.0 ms | 2.5 |",
+        "",
+        "Machine: new card. Commit: abc.",
+        "{.measured}",
+    ]

@@ -137,24 +137,23 @@ def throughput(section: str) -> str:
 
 
 def gpu(section: str) -> str:
-    """Medians of benchmarks/gpu.py: a line for each work, or for each part of an iteration."""
+    """Medians of benchmarks/gpu.py on the machine that was measured last: a line for each work, or
+    for each part of an iteration."""
     if section == "resets":
         return gpu_resets()
-    rows = [
-        row for row in learning.read(plot.RESULTS / "throughput.csv")
-        if row["section"] == f"gpu-{section}"
-    ]  # fmt: skip
-    down, across = ("system", "work") if section == "parts" else ("work", "system")
-    figures = {(row[down], row[across]): f"{float(row['median']):,.0f}" for row in rows}
-    columns = list(dict.fromkeys(row[across] for row in rows))
-    unit = "milliseconds" if section == "parts" else "steps a second"
-    table = [
-        f"| {unit} | {' | '.join(columns)} |".replace("ours, ", ""),
-        "|---" * (len(columns) + 1) + "|",
-    ]
+    rows = learning.read(plot.RESULTS / "throughput.csv")
+    rows = [row for row in rows if row["section"] == f"gpu-{section}"]
+    rows = [row for row in rows if row["machine"] == rows[-1]["machine"]]
+    down, across, unit = "work", "system", "steps a second"
+    if section == "parts":
+        down, across, unit = "system", "work", "milliseconds"
     names = list(dict.fromkeys(row[down] for row in rows))
     if section != "parts":
         names.sort(key=lambda name: int(name.split()[0]))  # "8 games" before "64 games"
+    columns = list(dict.fromkeys(row[across] for row in rows))
+    titles = [column.removeprefix("ours, ") for column in columns]
+    figures = {(row[down], row[across]): f"{float(row['median']):,.0f}" for row in rows}
+    table = [f"| {unit} | {' | '.join(titles)} |", "|---" * (len(columns) + 1) + "|"]
     for name in names:
         cells = [figures.get((name, column), "") for column in columns]
         table.append(f"| {name} | {' | '.join(cells)} |")
@@ -162,22 +161,21 @@ def gpu(section: str) -> str:
     return "\n".join([*table, "", said, "{.measured}"])
 
 
-def gpu_resets(rate: str = "0.01") -> str:
-    """resets.csv on a GPU, where one step in a hundred ends an episode: the fused reset's time, and
-    that of other ways divided by it."""
+def gpu_resets() -> str:
+    """resets.csv on the GPU that was measured last, where one step in a hundred ends an episode: the
+    fused reset's time, and that of other ways divided by it."""
     rows = learning.read(plot.RESULTS / "resets.csv")
-    rows = [row for row in rows if row["processor"].startswith("NVIDIA") and row["rate"] == rate]
-    ways = [way for way in dict.fromkeys(row["way"] for row in rows) if way != "ours"]
-    table = [
-        f"| cell, sequences, units | fused reset | {' | '.join(ways)} |",
-        "|---" * (len(ways) + 2) + "|",
-    ]
-    sizes = dict.fromkeys((row["cell"], row["batch"], row["hidden"]) for row in rows)
-    for size in sizes:
+    rows = [row for row in rows if "cores" not in row["processor"] and row["rate"] == "0.01"]
+    rows = [row for row in rows if row["processor"] == rows[-1]["processor"]]
+    ways = list(dict.fromkeys(row["way"] for row in rows if row["way"] != "ours"))
+    head = f"| cell, sequences, units | fused reset | {' | '.join(ways)} |"
+    table = [head, "|---" * (len(ways) + 2) + "|"]
+    for size in dict.fromkeys((row["cell"], row["batch"], row["hidden"]) for row in rows):
         of = {row["way"]: row for row in rows if (row["cell"], row["batch"], row["hidden"]) == size}
         times = [f"{float(of[way]['over_ours']):.1f}" for way in ways]
-        name = f"{size[0].upper()}, {size[1]}, {size[2]}"
-        table.append(f"| {name} | {float(of['ours']['ms']):.1f} ms | {' | '.join(times)} |")
+        cell, batch, hidden = size
+        ours = f"{float(of['ours']['ms']):.1f} ms"
+        table.append(f"| {cell.upper()}, {batch}, {hidden} | {ours} | {' | '.join(times)} |")
     said = f"Machine: {rows[-1]['processor']}. Commit: {rows[-1]['commit']}."
     return "\n".join([*table, "", said, "{.measured}"])
 
@@ -300,8 +298,8 @@ def equation(shown: str) -> str:
 
 KINDS = {
     "source": source, "file": file, "flags": flags, "results": results, "throughput": throughput,
-    "gpu": gpu, "exercise": exercise, "detail": detail, "memory": memory, "figures": lambda _: plot.figures(),
-    "recipes": recipes,
+    "gpu": gpu, "exercise": exercise, "detail": detail, "memory": memory, "recipes": recipes,
+    "figures": lambda _: plot.figures(),
 }  # fmt: skip
 
 
