@@ -1,7 +1,10 @@
 """docs/coming-from.md: every flag, recipe and page that it names exists, and its counts are true."""
 
 import ast
+import inspect
 import re
+import shlex
+import sys
 from dataclasses import fields
 
 import pytest
@@ -69,3 +72,22 @@ def test_the_counts_are_true():
 )
 def test_what_is_different_has_a_reason(row):
     assert len(row[1].partition("**different**: ")[2]) > 15
+
+
+def test_the_command_with_sb3_contribs_defaults_has_them(monkeypatch):
+    """Of RecurrentPPO's signature, on the environment of the command, which has a preset here."""
+    contrib = pytest.importorskip("sb3_contrib")
+    block = next(x for x in re.findall(r"```bash\n(.*?)```", PAGE, re.S) if "networks.py" in x)
+    words = shlex.split(block.replace("\\\n", " "))[2:]
+    script = driver.fresh(words[0], "networks")
+    monkeypatch.setattr(sys, "argv", words)
+    args = script.parse_args()
+    theirs = inspect.signature(contrib.RecurrentPPO).parameters
+    names = {
+        "num_steps": "n_steps", "update_epochs": "n_epochs", "learning_rate": "learning_rate",
+        "gamma": "gamma", "gae_lambda": "gae_lambda", "clip_coef": "clip_range",
+        "ent_coef": "ent_coef", "vf_coef": "vf_coef", "max_grad_norm": "max_grad_norm",
+    }  # fmt: skip
+    ours = {name: getattr(args, name) for name in names}
+    assert ours == {name: theirs[there].default for name, there in names.items()}
+    assert args.num_envs * args.num_steps / args.num_minibatches == theirs["batch_size"].default

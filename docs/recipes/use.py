@@ -175,24 +175,20 @@ def open_run(run_dir):
 
 def flag(name: str) -> str | None:
     """What the command line says after --name, or after --name=."""
-    for number, word in enumerate(sys.argv[1:], start=2):
+    for word, following in zip(sys.argv[1:], [*sys.argv[2:], None]):
         option, equals, value = word.partition("=")
         if option.replace("_", "-") == f"--{name}":
-            if equals:
-                return value
-            if number < len(sys.argv):
-                return sys.argv[number]
+            return value if equals else following
     return None
 
 
 @contextmanager
 def one_line_errors():
-    """What a program refuses becomes one line, of the first process, and exit code 2."""
-    ranks = "RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK"  # of torchrun, MPICH, Open MPI
+    """What a program refuses becomes one line, of the first MPI rank, and exit code 2."""
     try:
         yield
     except (ValueError, OSError, ModuleNotFoundError) as error:
-        if all(os.environ.get(rank, "0") == "0" for rank in ranks):
+        if os.environ.get("PMI_RANK", "0") == "0":  # mpiexec sets it
             print("error:", *str(error).split(), file=sys.stderr)
         sys.exit(2)
 
