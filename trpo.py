@@ -840,7 +840,7 @@ def play(args: Args) -> None:
         agent = Agent(envs, args)
         load(args.play, agent)
         if args.render == "video":
-            check(mode in str(envs.metadata), f"--render: {args.env_id} has no {mode}")
+            check("rgb_array" in str(envs.metadata), f"--render: {args.env_id} has no {mode}")
             envs = wrappers.RecordVideo(envs, f"{args.play}/videos", name_prefix=f"{episode}")
         for episodic_return in evaluate(agent, envs, args.seed + episode, args.deterministic):
             print(f"return {episodic_return:.5g}")

@@ -68,7 +68,7 @@ MUTANTS = [
     ("flipped bits are not found", "opened.testzip() is None", "True", FAULTS),
     ("nonsense args are taken", '        check_flags(Args(**saved["args"]))\n', '        Args(**saved["args"])\n', RUN),
     ("an environment that exits ends a run without a word", "SystemExit) and not Run.latest:", "SystemExit):", FAULTS),
-    ("a video is asked of an environment without pictures", "check(mode in str(envs.metadata)", "check(True", RUN),
+    ("a video is asked of an environment without pictures", "check(\"rgb_array\" in str(envs.metadata)", "check(True", RUN),
     ("a NaN reward trains on", '    envs = wrappers.TransformReward(envs, partial(finite, "rewards"))\n', "", FAULTS),
     ("a mask in the observation is ignored without a word", '"action_mask" in str(space) or ', "", USERS),
     ("a method action_masks() is ignored without a word", ' or first.has_wrapper_attr("action_masks")', "", USERS),
