@@ -363,8 +363,6 @@ def train(args: Args) -> Agent:
     check_args(args)
     torch.set_num_threads(args.torch_threads or torch.get_num_threads())
     torch.backends.cudnn.deterministic = True
-    if WORLD_SIZE > 1:
-        dist.init_process_group()
     seed_everything(args.seed)
     T, N = args.num_steps, args.num_envs // WORLD_SIZE  # N environments of this process
     L = args.seq_len or T
@@ -373,6 +371,8 @@ def train(args: Args) -> Agent:
     agent = Agent(envs, args).to(device)
     seed_everything(args.seed + 10_000 * (1 + RANK))  # equal weights, then noise of its own
     optimizer = torch.optim.Adam(agent.parameters(), eps=1e-5, fused=True)  # lr is set below
+    if WORLD_SIZE > 1:  # after Adam, whose imports would hold the group's threads to the very end
+        dist.init_process_group()
     run = Run(args, envs, agent, optimizer)
     tensor = partial(torch.as_tensor, device=device)
     # NumPy holds what environments return, torch what the agent computes.

@@ -56,6 +56,7 @@ MUTANTS = [
     ("each process stops early on its own", "            kl = means[3]\n", "", GAMES),
     ("all processes draw the same noise", "10_000 * (1 + RANK)", "10_000", GAMES),
     ("all processes play the same games", "run.step + N * RANK)", "run.step)", GAMES),
+    ("threads of the process group outlive training", "        dist.destroy_process_group()\n", "        pass\n", GAMES),
     ("each process begins with its own weights", "    seed_everything(args.seed)\n    T, N", "    seed_everything(args.seed + RANK)\n    T, N", GAMES),
     ("a process counts its own steps", "        steps = sum(gather(steps))\n", "", GAMES),
     ("the log has the first process's episodes", "queue.extend(np.concatenate(everyones))", "queue.extend(everyones[0])", GAMES),
