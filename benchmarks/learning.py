@@ -239,6 +239,7 @@ TASKS: dict[str, tuple[int, dict[str, str]]] = {
         },
     ),
     "minigrid-memory-s9": (1_500_000, minigrid(9)),
+    "minigrid-memory-s9-pixels": (1_500_000, {"lstm": f"{minigrid(9)['lstm']} --pixels"}),
     "minigrid-memory-s13": (5_000_000, minigrid(13)),
     "popgym-repeat-previous-easy": (500_000, popgym("RepeatPreviousEasy")),
     "popgym-repeat-previous-medium": (2_000_000, popgym("RepeatPreviousMedium")),
@@ -289,6 +290,7 @@ TASKS: dict[str, tuple[int, dict[str, str]]] = {
         },
     ),
     **{name.lower(): mujoco(name) for name in ("HalfCheetah", "Hopper", "Walker2d", "Swimmer")},
+    "ant": (1_000_000, {"trpo": f"{TRPO} Ant-v5"}),
     "pong": (1_500_000, atari("Pong")),
     "breakout": (2_000_000, atari("Breakout")),
 }

@@ -45,6 +45,7 @@ PUBLISHED = {
     "halfcheetah": (1803, "sb3-contrib's TRPO, 3 seeds"),
     "swimmer": (359, "sb3-contrib's TRPO, 3 seeds"),
     "poc-memory": (1.197, "recurrent-ppo-truncated-bptt, 10 runs"),
+    "minigrid-memory-s9-pixels": (0.926, "recurrent-ppo-truncated-bptt, 10 runs"),
     "popgym-repeat-previous-easy": (0.999, "Morad et al. 2023, GRU, 15M steps"),
     "pong": (19.8, "CleanRL, 10M steps, 3 seeds"),
     "breakout": (128.9, "CleanRL, 10M steps, 3 seeds"),
@@ -58,6 +59,7 @@ NAMES = {  # of tasks, for people
     "lunarlandercontinuous-masked": "LunarLanderContinuous without velocities",
     "poc-memory": "PocMemory",
     "minigrid-memory-s9": "MiniGrid MemoryS9, symbols",
+    "minigrid-memory-s9-pixels": "MiniGrid MemoryS9, pixels",
     "minigrid-memory-s13": "MiniGrid MemoryS13, symbols",
     "popgym-repeat-first-easy": "RepeatFirstEasy",
     "popgym-repeat-previous-easy": "RepeatPreviousEasy",
@@ -89,6 +91,7 @@ NAMES = {  # of tasks, for people
     "hopper": "Hopper",
     "walker2d": "Walker2d",
     "swimmer": "Swimmer",
+    "ant": "Ant",
     "pong": "Pong from single frames",
     "breakout": "Breakout from single frames",
 }
