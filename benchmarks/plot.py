@@ -45,7 +45,7 @@ PUBLISHED = {
     "halfcheetah": (1803, "sb3-contrib's TRPO, 3 seeds"),
     "swimmer": (359, "sb3-contrib's TRPO, 3 seeds"),
     "poc-memory": (1.197, "recurrent-ppo-truncated-bptt, 10 runs"),
-    "minigrid-memory-s9-pixels": (0.926, "recurrent-ppo-truncated-bptt, 10 runs"),
+    "minigrid-memory-s9-pixels": (0.926, "recurrent-ppo-truncated-bptt"),
     "popgym-repeat-previous-easy": (0.999, "Morad et al. 2023, GRU, 15M steps"),
     "pong": (19.8, "CleanRL, 10M steps, 3 seeds"),
     "breakout": (128.9, "CleanRL, 10M steps, 3 seeds"),
