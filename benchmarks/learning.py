@@ -290,7 +290,14 @@ TASKS: dict[str, tuple[int, dict[str, str]]] = {
         },
     ),
     **{name.lower(): mujoco(name) for name in ("HalfCheetah", "Hopper", "Walker2d", "Swimmer")},
-    "ant": (1_000_000, {"trpo": f"{TRPO} Ant-v5"}),
+    "ant": (
+        1_000_000,
+        {
+            "trpo": f"{TRPO} Ant-v5 --num-envs 2 --num-steps 1024 --cg-max-steps 25 "
+            "--n-critic-updates 20",
+            "sb3-contrib-trpo": mujoco("Ant")[1]["sb3-contrib-trpo"],
+        },
+    ),
     "pong": (1_500_000, atari("Pong")),
     "breakout": (2_000_000, atari("Breakout")),
 }
