@@ -100,7 +100,7 @@ class Args:
 CARTPOLE = dict(total_timesteps=100_000, num_steps=256, update_epochs=10, gamma=0.995)
 PRESETS = {  # better defaults for a task: (env_id, mask_velocity)
     ("CartPole-v1", False): CARTPOLE,
-    ("CartPole-v1", True): CARTPOLE,
+    ("CartPole-v1", True): dict(CARTPOLE, learning_rate=2e-3),
 }
 FIXED = (  # the agent's shape and what it sees: --resume and --play cannot change them
     "env_id", "mask_velocity", "encoder_size", "hidden_size", "separate_critic", "ablate_memory",
