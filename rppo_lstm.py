@@ -116,8 +116,8 @@ class ResetLSTM(nn.Module):
 
     Its definition is a loop over time: state = cell(x[t], state), then state = 0 if final[t]. One
     call of torch.lstm for all steps is much faster, but cannot stop to reset the state. It need
-    not: no loss reads the output of a final step, so on replay we may choose its input, and choose
-    one that makes the step itself the reset.
+    not: no loss reads the output of a final step, so on replay we may choose its input: one
+    that makes the step itself the reset.
 
     x gets one more feature, with constant weights: 1 to the input and forget gates, 0 to the
     others. It is 0 on ordinary steps. On a final step it is -1e4, and the rest of x is 0. Then,
@@ -178,7 +178,7 @@ class Agent(nn.Module):
         self.args = args
         self.action_space = envs.single_action_space
         choices = num_choices(self.action_space)  # (K,)
-        self.exists = np.arange(choices.max()) < choices[:, None]  # (K, A): existing choices
+        self.exists = np.arange(choices.max()) < choices[:, None]  # (K, A)
         inputs = spaces.flatdim(envs.single_observation_space)
         self.encoder = nn.Sequential(linear(inputs, args.encoder_size), nn.Tanh())
         self.lstm = ResetLSTM(args.encoder_size, args.hidden_size)

@@ -125,8 +125,8 @@ class ResetLSTM(nn.Module):
 
     Its definition is a loop over time: state = cell(x[t], state), then state = 0 if final[t]. One
     call of torch.lstm for all steps is much faster, but cannot stop to reset the state. It need
-    not: no loss reads the output of a final step, so on replay we may choose its input, and choose
-    one that makes the step itself the reset.
+    not: no loss reads the output of a final step, so on replay we may choose its input: one
+    that makes the step itself the reset.
 
     x gets one more feature, with constant weights: 1 to the input and forget gates, 0 to the
     others. It is 0 on ordinary steps. On a final step it is -1e4, and the rest of x is 0. Then,
@@ -187,7 +187,7 @@ class Agent(nn.Module):
         self.action_space = envs.single_action_space
         self.box = isinstance(self.action_space, spaces.Box)
         choices = num_choices(self.action_space)  # (K,)
-        self.exists = np.arange(choices.max()) < choices[:, None]  # (K, A): existing choices
+        self.exists = np.arange(choices.max()) < choices[:, None]  # (K, A)
         inputs = spaces.flatdim(envs.single_observation_space)
         E = args.encoder_size
         H = args.hidden_size if args.memory == "lstm" else E  # numbers in h
