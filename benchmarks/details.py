@@ -26,7 +26,8 @@ sys.path.insert(0, str(ROOT / "docs/exercises"))
 import train as exercises  # noqa: E402
 
 TASKS = {
-    "cartpole-masked": "--env-id CartPole-v1 --mask-velocity --total-timesteps 50000",
+    "cartpole-masked": "--env-id CartPole-v1 --mask-velocity --total-timesteps 50000 "
+    "--learning-rate 1e-3",
     "repeat-previous": "--env-id popgym:popgym-RepeatPreviousEasy-v0 --total-timesteps 100000",
 }
 FIELDS = "task detail seed eval_mean episodes return_100 commit".split()

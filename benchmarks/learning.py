@@ -259,7 +259,10 @@ TASKS: dict[str, tuple[int, dict[str, str]]] = {
     "popgym-cartpole-easy": (500_000, popgym("PositionOnlyCartPoleEasy")),
     "popgym-multiarmed-bandit-easy": (500_000, popgym("MultiarmedBanditEasy")),
     "layers-cartpole-masked": (100_000, LAYERS),
-    "ablation-cartpole-masked": (50_000, ablations("--env-id CartPole-v1 --mask-velocity")),
+    "ablation-cartpole-masked": (
+        50_000,
+        ablations("--env-id CartPole-v1 --mask-velocity --learning-rate 1e-3"),
+    ),
     "ablation-repeat-previous": (
         150_000,
         ablations("--env-id popgym:popgym-RepeatPreviousEasy-v0"),
