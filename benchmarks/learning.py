@@ -297,7 +297,7 @@ TASKS: dict[str, tuple[int, dict[str, str]]] = {
         1_000_000,
         {
             "trpo": f"{TRPO} Ant-v5 --num-envs 2 --num-steps 1024 --cg-max-steps 25 "
-            "--n-critic-updates 20",
+            "--n-critic-updates 20 --target-kl 0.08 --cg-damping 0.8",  # the zoo's, times 8 components
             "sb3-contrib-trpo": mujoco("Ant")[1]["sb3-contrib-trpo"],
         },
     ),
