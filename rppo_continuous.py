@@ -136,8 +136,8 @@ class ResetLSTM(nn.Module):
 
     Its definition is a loop over time: state = cell(x[t], state), then state = 0 if final[t]. One
     call of torch.lstm for all steps is much faster, but cannot stop to reset the state. It need
-    not: no loss reads the output of a final step, so on replay we may choose its input: one
-    that makes the step itself the reset.
+    not: no loss reads the output of a final step, so on replay we may give it an input that makes
+    the step itself the reset.
 
     x gets one more feature, with constant weights: 1 to the input and forget gates, 0 to the
     others. It is 0 on ordinary steps. On a final step it is -1e4, and the rest of x is 0. Then,

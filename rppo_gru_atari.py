@@ -119,8 +119,8 @@ class ResetGRU(nn.Module):
 
     Its definition is a loop over time: state = cell(x[t], state), then state = 0 if final[t]. One
     call of torch.gru for all steps is faster, but cannot stop to reset the state. It need not: no
-    loss reads the output of a final step, so on replay we may choose its input: one that makes
-    the step itself the reset.
+    loss reads the output of a final step, so on replay we may give it an input that makes the
+    step itself the reset.
 
     x gets two more features. The first is 1, and its weights are the input's biases. The second is
     0; its weights are constant, 1 to the gates r and z, 0 to the candidate n. On a final step the

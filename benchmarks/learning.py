@@ -296,8 +296,9 @@ TASKS: dict[str, tuple[int, dict[str, str]]] = {
     "ant": (
         1_000_000,
         {
+            # The zoo's; target KL and damping times 8, the components of an action
             "trpo": f"{TRPO} Ant-v5 --num-envs 2 --num-steps 1024 --cg-max-steps 25 "
-            "--n-critic-updates 20 --target-kl 0.08 --cg-damping 0.8",  # the zoo's, times 8 components
+            "--n-critic-updates 20 --target-kl 0.08 --cg-damping 0.8",
             "sb3-contrib-trpo": mujoco("Ant")[1]["sb3-contrib-trpo"],
         },
     ),

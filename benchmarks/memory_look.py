@@ -30,7 +30,7 @@ RESULTS = ROOT / "benchmarks/results/memory-look.csv"
 COLUMNS = "task", "agent", "seed", "steps", "what", "at", "value"
 SEEDS = 1, 2, 3  # of masked CartPole
 EVERY = 10_000  # steps from one checkpoint to the next
-CARTPOLE = {  # the task's preset, written out, so that presets may change
+CARTPOLE = {  # written out, so that presets may change
     "env_id": "CartPole-v1", "mask_velocity": True, "total_timesteps": 100_000, "num_steps": 256,
     "update_epochs": 10, "gamma": 0.995,
 }  # fmt: skip

@@ -944,8 +944,8 @@ print(rppo.RANK, len(tasks) > 0, sum("gloo" in task for task in tasks))
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts the threads in /proc")
 def test_no_thread_of_the_process_group_outlives_training(tmp_path):
-    """A thread that still held a tensor when Python ended aborted 4 of 145 short runs. In processes
-    that begin without torch._dynamo: where Adam imports it after the group began, it stays."""
+    """A thread that still held a tensor when Python ended aborted 4 of 145 short runs. The processes
+    must be new: Adam imports torch._dynamo, and if it does so after the group began, the threads stay."""
     (tmp_path / "threads.py").write_text(THREADS)
     words = [*TORCHRUN, "threads.py", *COMMON, "--eval-episodes", "0"]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
