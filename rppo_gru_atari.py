@@ -620,19 +620,17 @@ class Run:
         if RANK > 0:  # the first process writes
             Run.latest = self.dir
             return
-        if args.track and (args.resume or not self.dir.exists()):  # else mkdir below refuses
-            try:  # before SummaryWriter, which it patches
-                import wandb
+        try:
+            if args.track and (args.resume or not self.dir.exists()):  # else mkdir below refuses
+                import wandb  # before SummaryWriter, which it patches
 
                 wandb.init(id=self.dir.name, name=self.dir.name, config=vars(args), resume="allow",
                            reinit="finish_previous", sync_tensorboard=True)  # fmt: skip
-            except Exception as error:
-                raise ArgumentError(f"--track: {error}") from error
-        try:
             self.dir.mkdir(parents=True, exist_ok=bool(args.resume))
             self.writer = SummaryWriter(str(self.dir), purge_step=self.step + 1)
-        except OSError as error:
-            raise ArgumentError(f"{error}; --resume continues a run") from error
+        except Exception as error:
+            hint = "--resume continues a run" if args.run_name else "see --runs-dir and --track"
+            raise ArgumentError(f"{error} ({hint})") from error
         self.bar = tqdm(total=args.total_timesteps, initial=self.step, unit="step")
         self.save()
         Run.latest = self.dir
@@ -762,7 +760,7 @@ def play(args: Args) -> None:
         if args.render == "video":
             envs = wrappers.RecordVideo(envs, f"{args.play}/videos", name_prefix=f"{episode}")
         for episodic_return in evaluate(agent, envs, args.seed + episode, args.deterministic):
-            print(f"return {episodic_return:.5g}")
+            print(f"return {episodic_return:.5g}", flush=True)
 
 
 def parse_args() -> Args:
@@ -799,7 +797,9 @@ def main() -> None:
         if isinstance(error, (ArgumentError, gym.error.DependencyNotInstalled)):
             print("error:", " ".join(str(error).split()), file=sys.stderr)
             sys.exit(2)
-        if not interrupted:
+        if isinstance(error, BrokenPipeError) and not Run.latest:  # nobody reads --help, --play
+            sys.stdout = open(os.devnull, "w")
+        elif not interrupted:
             traceback.print_exc()
         if Run.latest and (RANK == 0 or not interrupted):
             again = f"torchrun --nproc-per-node {WORLD_SIZE}" if WORLD_SIZE > 1 else "python"

@@ -708,19 +708,17 @@ class Run:
             torch.set_rng_state(saved["rng"])
             self.returns.extend(saved["returns"])
             self.lengths.extend(saved["lengths"])
-        if args.track and (args.resume or not self.dir.exists()):  # else mkdir below refuses
-            try:  # before SummaryWriter, which it patches
-                import wandb
+        try:
+            if args.track and (args.resume or not self.dir.exists()):  # else mkdir below refuses
+                import wandb  # before SummaryWriter, which it patches
 
                 wandb.init(id=self.dir.name, name=self.dir.name, config=vars(args), resume="allow",
                            reinit="finish_previous", sync_tensorboard=True)  # fmt: skip
-            except Exception as error:
-                raise ArgumentError(f"--track: {error}") from error
-        try:
             self.dir.mkdir(parents=True, exist_ok=bool(args.resume))
             self.writer = SummaryWriter(str(self.dir), purge_step=self.step + 1)
-        except OSError as error:
-            raise ArgumentError(f"{error}; --resume continues a run") from error
+        except Exception as error:
+            hint = "--resume continues a run" if args.run_name else "see --runs-dir and --track"
+            raise ArgumentError(f"{error} ({hint})") from error
         self.bar = tqdm(total=args.total_timesteps, initial=self.step, unit="step")
         self.began = time.time() - seconds
         self.logged = time.time()
@@ -843,7 +841,7 @@ def play(args: Args) -> None:
             check("rgb_array" in str(envs.metadata), f"--render: {args.env_id} has no {mode}")
             envs = wrappers.RecordVideo(envs, f"{args.play}/videos", name_prefix=f"{episode}")
         for episodic_return in evaluate(agent, envs, args.seed + episode, args.deterministic):
-            print(f"return {episodic_return:.5g}")
+            print(f"return {episodic_return:.5g}", flush=True)
 
 
 def parse_args() -> Args:
@@ -876,7 +874,9 @@ def main() -> None:
     except BaseException as error:
         if isinstance(error, SystemExit) and not Run.latest:  # of tyro, which has said why
             raise
-        if not isinstance(error, KeyboardInterrupt):
+        if isinstance(error, BrokenPipeError) and not Run.latest:  # nobody reads --help, --play
+            sys.stdout = open(os.devnull, "w")
+        elif not isinstance(error, KeyboardInterrupt):
             traceback.print_exc()
         if Run.latest:
             command = shlex.join(["python", sys.argv[0], "--resume", str(Run.latest)])

@@ -155,6 +155,7 @@ def popgym(name: str) -> dict[str, str]:
         "frames": f"{FRAMES} {flags}",
         "lstm, previous action": f"docs/recipes/previous_action.py {flags}",
         "lstm, chrono": f"docs/recipes/long_memory.py {flags}",
+        "lstm, gamma 0.5": f"rppo_lstm.py {flags} --gamma 0.5",
         "lstm, separate critic": f"rppo_lstm.py {flags} --separate-critic",
         "sb3-contrib": f"peer {OURS.format(flags.split()[1])}",
     }
@@ -246,7 +247,10 @@ TASKS: dict[str, tuple[int, dict[str, str]]] = {
     **{
         f"popgym-repeat-previous-medium-{millions}m": (
             millions * 1_000_000,
-            {name: popgym("RepeatPreviousMedium")[name] for name in ("lstm", "lstm, chrono")},
+            {
+                name: popgym("RepeatPreviousMedium")[name]
+                for name in ("lstm", "lstm, chrono", "lstm, gamma 0.5")
+            },
         )
         for millions in (5, 15)
     },

@@ -103,6 +103,7 @@ METHODS = {
     "lstm, previous action": "LSTM, sees its last action",
     "lstm, half open": "LSTM, forget gates half open",
     "lstm, chrono": "LSTM, longer memory",
+    "lstm, gamma 0.5": "LSTM, gamma 0.5",
     "lstm, separate critic": "LSTM, separate critic",
     "lstm, sequences of 1": "LSTM, sequences of 1",
     "trpo": "trpo.py",

@@ -254,7 +254,7 @@ def test_of_two_runs_with_one_name_one_wins(script, count, tmp_path, start_scrip
         codes = [process.wait().returncode for process in pair]
         assert sorted(codes) == [0, 2], [process.stderr for process in pair]
         [line] = pair[codes.index(2)].lines
-        assert line.startswith("error: ") and line.endswith("--resume continues a run")
+        assert line.startswith("error: ") and line.endswith("(--resume continues a run)")
         assert f"runs/pair{number}'" in line
         winner = read(tmp_path / f"runs/pair{number}")
         assert_same(winner["agent"], alone[codes.index(0)]["agent"])

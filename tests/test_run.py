@@ -297,8 +297,8 @@ WRONG = [  # flags after those of a short run, and what the line says
     ("--runs-dir file/x", "Not a directory"),
     ("--runs-dir link", "Not a directory"),
     ("--runs-dir /proc/x", "/proc/x"),
-    ("--run-name taken", "runs/taken'; --resume continues a run"),
-    ("--track --run-name taken", "runs/taken'; --resume continues a run"),  # nor a record of it
+    ("--run-name taken", "runs/taken' (--resume continues a run)"),
+    ("--track --run-name taken", "runs/taken' (--resume continues a run)"),  # nor a record of it
     ("--resume nowhere", "nowhere is not the directory of a run: it has no agent.pt"),
     ("--resume runs/taken", "runs/taken is not the directory of a run: it has no agent.pt"),
     ("--play nowhere", "nowhere is not the directory of a run: it has no agent.pt"),
@@ -639,7 +639,8 @@ def test_track_that_cannot_work_is_one_line(script, how, tmp_path, monkeypatch, 
     if how == "not installed":
         monkeypatch.setitem(sys.modules, "wandb", None)
         result = main(tmp_path, script, SHORT[script], "--track")
-        assert_refused(result, "--track: import of wandb halted")
+        assert_refused(result, "import of wandb halted")
+        assert result[2].endswith("(see --runs-dir and --track)\n")
     else:
         env = {
             "WANDB_API_KEY": "",
@@ -648,7 +649,7 @@ def test_track_that_cannot_work_is_one_line(script, how, tmp_path, monkeypatch, 
             "NETRC": str(tmp_path / "none"),
         }
         done = run_script(script, *SHORT[script].split(), "--track", check=2, env=env)
-        assert_refused((done.returncode, done.stdout, done.stderr), "--track: ")
+        assert_refused((done.returncode, done.stdout, done.stderr), "(see --runs-dir and --track)")
     assert not (tmp_path / "runs").exists()
 
 

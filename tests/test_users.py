@@ -256,6 +256,18 @@ def test_a_stream_that_is_closed_or_full_fails_no_run(script, streams, tmp_path)
 
 
 @each_text
+@pytest.mark.parametrize("flags", ["--help", "--play runs/a --render none"])
+def test_help_and_returns_that_nobody_reads_end_quietly(script, flags, tmp_path):
+    """As `--help | head` does."""
+    command = f"{sys.executable} {ROOT}/{script}.py"
+    if "--play" in flags:
+        subprocess.run([*command.split(), *short(script).split()], cwd=tmp_path, check=True)
+    shell = ["bash", "-o", "pipefail", "-c", f"TQDM_DISABLE=1 {command} {flags} | true"]
+    done = subprocess.run(shell, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr.strip()) == (1, "", "")
+
+
+@each_text
 def test_a_name_that_the_stream_cannot_write_fails_no_run(script, tmp_path):
     command = [sys.executable, str(ROOT / f"{script}.py"), *short(script).split()]
     command += ["--runs-dir", "größe"]
