@@ -57,6 +57,17 @@ def test_gae_ignores_a_nan_behind_a_termination(script):
     assert MODULES[script].compute_gae(*inputs)[0, 0] == 1.0
 
 
+@pytest.mark.parametrize("script", having("compute_gae"))
+@pytest.mark.parametrize("gamma,times", [(0.99, 8.66), (0.5, 1.29)])
+def test_later_rewards_add_variance_to_an_advantage(script, gamma, times):
+    """docs/concepts/gae.md: 1 / (1 - (gamma lambda)^2) times, if the deltas are independent."""
+    rewards = np.random.default_rng(0).normal(size=(20_000, 50))
+    never = np.zeros(rewards.shape, bool)
+    values = np.zeros((20_001, 50))
+    advantages = MODULES[script].compute_gae(rewards, values, never, never, gamma, 0.95)
+    assert advantages[:-200].var() / rewards.var() == pytest.approx(times, rel=0.01)
+
+
 @pytest.mark.parametrize("script", having("discounted_sums"))
 @settings(max_examples=40, deadline=None)
 @given(SEEDS, st.integers(2, 12), st.integers(1, 4), st.floats(0, 1), st.integers(1, 11))

@@ -2,6 +2,7 @@
 
 AGENT = "test_agent.py"
 GAMES = "test_atari.py"
+USERS = "test_users.py"
 
 MUTANTS = [
     # The GRU and the CNN
@@ -88,4 +89,5 @@ MUTANTS = [
     ("predict forgets", "logp, _, state = self.step(tensor(obs), state)", "logp, _, _ = self.step(tensor(obs), state)", GAMES),
     ("the clip range is ignored", "surrogate = torch.min(ratio * advantage, clipped * advantage)", "surrogate = ratio * advantage", GAMES),
     ("an environment that exits ends a run without a word", "SystemExit) and not Run.latest:", "SystemExit):", GAMES),
+    ("help that nobody reads ends in a traceback", "if isinstance(error, BrokenPipeError) and not Run.latest:", "if False:", USERS),
 ]  # fmt: skip

@@ -3,6 +3,7 @@
 AGENT = "test_agent.py"
 RUN = "test_run.py"
 MPI = "test_mpi.py"
+USERS = "test_users.py"
 
 MUTANTS = [
     # Ranks
@@ -81,4 +82,5 @@ MUTANTS = [
     ("the actor's first weights are as large as others", ", std=0.01)", ")", AGENT),
     ("the critic's last layer begins too large", ", std=1.0)", ")", AGENT),
     ("an environment that exits ends a run without a word", "SystemExit) and not Run.latest:", "SystemExit):", MPI),
+    ("help that nobody reads ends in a traceback", "if isinstance(error, BrokenPipeError) and not Run.latest:", "if False:", USERS),
 ]  # fmt: skip
