@@ -717,7 +717,7 @@ class Run:
             self.dir.mkdir(parents=True, exist_ok=bool(args.resume))
             self.writer = SummaryWriter(str(self.dir), purge_step=self.step + 1)
         except Exception as error:
-            hint = "--resume continues a run" if args.run_name else "see --runs-dir and --track"
+            hint = "--resume continues a run" if isinstance(error, OSError) else "see --track"
             raise ArgumentError(f"{error} ({hint})") from error
         self.bar = tqdm(total=args.total_timesteps, initial=self.step, unit="step")
         self.began = time.time() - seconds
