@@ -198,7 +198,7 @@ def main(recipe: str = "", default: str = "rppo_lstm") -> None:
     named = ""
     names = [recipe] if recipe else []
     if not recipe and sys.argv[1:] in (["--help"], ["-h"]):
-        print(__doc__)
+        print(__doc__, end="")  # in one write, for `--help | head`
         return
     if sys.argv[1:] and not sys.argv[1].startswith("-"):
         named = sys.argv.pop(1).removesuffix(".py")
