@@ -683,10 +683,10 @@ class Run:
             self.dir.mkdir(parents=True, exist_ok=bool(args.resume))
             self.writer = SummaryWriter(str(self.dir), purge_step=self.step + 1)
         except Exception as error:
-            hint = "--resume continues a run" if isinstance(error, OSError) else "see --track"
+            hint = "--resume continues a run" if isinstance(error, OSError) else "for --track"
             raise ArgumentError(f"{error} ({hint})") from error
-        self.bar = tqdm(total=args.total_timesteps, initial=self.step, unit="step")
         self.save()
+        self.bar = tqdm(total=args.total_timesteps, initial=self.step, unit="step")
 
     def log(self, steps: int, losses: list[Tensor]) -> None:
         """Ends an iteration of that many steps; losses has the LOSSES of each minibatch."""

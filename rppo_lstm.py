@@ -71,7 +71,7 @@ class Args:
     update_epochs: int = 4  # passes over a rollout
     gamma: float = 0.99  # discount factor
     gae_lambda: float = 0.95  # lambda of GAE
-    norm_obs: bool = False  # normalise observations; can hurt masked CartPole
+    norm_obs: bool = False  # normalise observations; for those not of order 1
     norm_reward: bool = True  # divide rewards by the standard deviation of returns
 
     encoder_size: int = 64  # units of the layer before the LSTM
@@ -619,13 +619,13 @@ class Run:
             self.dir.mkdir(parents=True, exist_ok=bool(args.resume))
             self.writer = SummaryWriter(str(self.dir), purge_step=self.step + 1)
         except Exception as error:
-            hint = "--resume continues a run" if isinstance(error, OSError) else "see --track"
+            hint = "--resume continues a run" if isinstance(error, OSError) else "for --track"
             raise ArgumentError(f"{error} ({hint})") from error
-        self.bar = tqdm(total=args.total_timesteps, initial=self.step, unit="step")
         self.began = time.time() - seconds
         self.logged = time.time()
         self.timed: list[tuple[int, float]] = []  # steps, seconds of iterations; the first is slow
         self.save()
+        self.bar = tqdm(total=args.total_timesteps, initial=self.step, unit="step")
         Run.latest = self.dir
 
     def log(self, steps: int, losses: list[Tensor]) -> None:

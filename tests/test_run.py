@@ -640,7 +640,7 @@ def test_track_that_cannot_work_is_one_line(script, how, tmp_path, monkeypatch, 
         monkeypatch.setitem(sys.modules, "wandb", None)
         result = main(tmp_path, script, SHORT[script], "--track")
         assert_refused(result, "import of wandb halted")
-        assert result[2].endswith("(see --track)\n")
+        assert result[2].endswith("(for --track)\n")
     else:
         env = {
             "WANDB_API_KEY": "",
@@ -649,7 +649,7 @@ def test_track_that_cannot_work_is_one_line(script, how, tmp_path, monkeypatch, 
             "NETRC": str(tmp_path / "none"),
         }
         done = run_script(script, *SHORT[script].split(), "--track", check=2, env=env)
-        assert_refused((done.returncode, done.stdout, done.stderr), "(see --track)")
+        assert_refused((done.returncode, done.stdout, done.stderr), "(for --track)")
     assert not (tmp_path / "runs").exists()
 
 

@@ -255,6 +255,15 @@ def test_a_stream_that_is_closed_or_full_fails_no_run(script, streams, tmp_path)
     assert {"agent.pt", "result.json"} < {file.name for file in (tmp_path / "runs/a").iterdir()}
 
 
+@each_text
+def test_a_run_whose_bar_cannot_be_drawn_can_be_resumed(script, tmp_path):
+    command = f"{sys.executable} {ROOT}/{script}.py"
+    stopped = f"{command} {short(script)} 2>/dev/full"
+    assert subprocess.run(stopped, shell=True, cwd=tmp_path).returncode == 1
+    subprocess.run([*command.split(), "--resume", "runs/a"], cwd=tmp_path, check=True)
+    assert read(tmp_path / "runs/a")["step"] >= 150
+
+
 PLAY = "--play runs/a --render none"
 
 

@@ -117,6 +117,7 @@ MUTANTS = [
     ("another encoding fails a run", "except (OSError, ValueError):", "except OSError:", USERS),
     ("a run without evaluations plays nothing", "range(0, args.eval_episodes or 10, together)", "range(0, args.eval_episodes, together)", USERS),
     ("help that nobody reads ends in a traceback", "if isinstance(error, BrokenPipeError) and not Run.latest:", "if False:", USERS),
+    ("a bar that cannot be drawn leaves no agent", "        self.save()\n        self.bar = tqdm(total=args.total_timesteps, initial=self.step, unit=\"step\")\n", "        self.bar = tqdm(total=args.total_timesteps, initial=self.step, unit=\"step\")\n        self.save()\n", USERS),
     ("returns are read only at the end", 'print(f"return {episodic_return:.5g}", flush=True)', 'print(f"return {episodic_return:.5g}")', USERS),
     ("a NaN observation reaches the agent", '    envs = wrappers.TransformObservation(envs, partial(finite, "obs"))\n', "", USERS),
 ]  # fmt: skip
