@@ -71,7 +71,7 @@ class Args:
     update_epochs: int = 4  # passes over a rollout
     gamma: float = 0.99  # discount factor
     gae_lambda: float = 0.95  # lambda of GAE
-    norm_obs: bool = False  # normalise observations; for those not of order 1
+    norm_obs: bool = False  # normalise observations; turn it on for scales far from 1
     norm_reward: bool = True  # divide rewards by the standard deviation of returns
 
     encoder_size: int = 64  # units of the layer before the LSTM
