@@ -617,8 +617,8 @@ class Run:
         self.logged = time.time()
         self.timed: list[tuple[int, float]] = []  # steps, seconds of iterations; the first is slow
         self.rng = gather(torch.get_rng_state())
+        Run.latest = self.dir
         if RANK > 0:  # the first process writes
-            Run.latest = self.dir
             return
         try:
             if args.track and (args.resume or not self.dir.exists()):  # else mkdir below refuses
@@ -633,7 +633,6 @@ class Run:
             raise ArgumentError(f"{error} ({hint})") from error
         self.save()
         self.bar = tqdm(total=args.total_timesteps, initial=self.step, unit="step")
-        Run.latest = self.dir
 
     def log(self, steps: int, losses: list[Tensor]) -> None:
         """Ends an iteration of that many steps; losses has the LOSSES of each minibatch."""
@@ -801,7 +800,8 @@ def main() -> None:
             sys.stdout = open(os.devnull, "w")
         elif not interrupted:
             traceback.print_exc()
-        if Run.latest and (RANK == 0 or not interrupted):
+        can_continue = Run.latest and Path(Run.latest, "agent.pt").exists()
+        if can_continue and (RANK == 0 or not interrupted):
             again = f"torchrun --nproc-per-node {WORLD_SIZE}" if WORLD_SIZE > 1 else "python"
             command = shlex.join([*again.split(), sys.argv[0], "--resume", str(Run.latest)])
             print(f"\nto continue: {command}", file=sys.stderr)

@@ -624,9 +624,9 @@ class Run:
         self.began = time.time() - seconds
         self.logged = time.time()
         self.timed: list[tuple[int, float]] = []  # steps, seconds of iterations; the first is slow
+        Run.latest = self.dir
         self.save()
         self.bar = tqdm(total=args.total_timesteps, initial=self.step, unit="step")
-        Run.latest = self.dir
 
     def log(self, steps: int, losses: list[Tensor]) -> None:
         """Ends an iteration of that many steps; losses has the LOSSES of each minibatch."""
@@ -780,7 +780,7 @@ def main() -> None:
             sys.stdout = open(os.devnull, "w")
         elif not isinstance(error, KeyboardInterrupt):
             traceback.print_exc()
-        if Run.latest:
+        if Run.latest and Path(Run.latest, "agent.pt").exists():
             command = shlex.join(["python", sys.argv[0], "--resume", str(Run.latest)])
             print(f"\nto continue: {command}", file=sys.stderr)
         sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)

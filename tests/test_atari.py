@@ -851,16 +851,21 @@ def test_a_resumed_run_plays_other_games_with_the_same_network(tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("count,how", [(1, "python"), (3, "torchrun --nproc-per-node 3")])
-def test_main_says_with_how_many_processes_a_run_goes_on(count, how, monkeypatch, capsys):
+def test_main_says_with_how_many_processes_a_run_goes_on(
+    count, how, monkeypatch, capsys, tmp_path
+):
     """Quoted for a shell. All but the first wait, so that it speaks for all where all fail alike."""
 
     def fail(args):
-        rppo.Run.latest = Path("/my runs/a")
+        rppo.Run.latest = run_dir
         raise ZeroDivisionError
 
     def interrupt(args):
         raise KeyboardInterrupt
 
+    run_dir = tmp_path / "my runs"
+    run_dir.mkdir()
+    (run_dir / "agent.pt").touch()
     slept: list = []
     monkeypatch.setattr(time, "sleep", slept.append)
     monkeypatch.setattr(rppo.Run, "latest", None)  # and as it was afterwards
@@ -874,7 +879,7 @@ def test_main_says_with_how_many_processes_a_run_goes_on(count, how, monkeypatch
         with pytest.raises(SystemExit, match="1"):
             rppo.main()
         assert len(slept) == rank
-        advice = f"to continue: {how} rppo_gru_atari.py --resume '/my runs/a'"
+        advice = f"to continue: {how} rppo_gru_atari.py --resume '{run_dir}'"
         assert capsys.readouterr().err.splitlines()[-1] == advice
     monkeypatch.setattr(rppo, "train", lambda args: sys.exit())  # a game that leaves is an error
     with pytest.raises(SystemExit, match="1"):

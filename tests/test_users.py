@@ -217,6 +217,20 @@ def test_a_folder_with_a_space_can_be_pasted(script, tmp_path, start_script):
 
 
 @everywhere
+@pytest.mark.parametrize("saved", [True, False])
+def test_ctrl_c_as_a_run_begins_offers_what_is_saved(script, saved, tmp_path, monkeypatch):
+    """The command was known only after the bar was drawn: Ctrl-C just before that lost it."""
+
+    def interrupt(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(*((MODULES[script], "tqdm") if saved else (torch, "save")), interrupt)
+    code, _, err = main(tmp_path, script, short(script))
+    assert code == 130 and (tmp_path / "runs/a/agent.pt").exists() == saved
+    assert (f"--resume {tmp_path}/runs/a" in err) == saved, err
+
+
+@everywhere
 def test_what_is_no_run_is_said(script, tmp_path):
     trained(tmp_path, script, short(script))
     for flags in "--play runs/a/agent.pt", "--resume runs/a/agent.pt", "--play nope":

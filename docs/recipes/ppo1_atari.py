@@ -7,8 +7,8 @@
 Games are those of rppo_gru_atari: ale_py's vector environments do what baselines' wrappers do, with
 no-ops at the start, every fourth frame, 84 x 84 pixels in grey. Rewards count by their sign; logs
 have the game's score. Two things are different: four frames are an observation (--frame-stack 1 for
-baselines' one), and a lost life ends no episode. The CNN is that of the recipe images; in trpo
-and ppo1_mpi, policy and critic have one each.
+baselines' one), and a lost life ends no episode. The CNN is that of the recipe images; policy and
+critic share it, as in baselines. trpo trains them apart, so there each has one.
 """
 
 from dataclasses import dataclass
@@ -42,6 +42,21 @@ class Game(driver.Wrapper):
         return obs.reshape(len(obs), -1), np.sign(rewards), terminated, truncated, info
 
 
+def with_one_cnn(agent_class):
+    """PPO1's agent, whose policy and critic read the features of one CNN."""
+
+    class OneCNN(agent_class):
+        def __init__(self, envs, args):
+            super().__init__(envs, args)
+            self.cnn = self.encoder.pop(0)
+            self.critic_encoder.pop(0)
+
+        def normalize(self, obs):
+            return self.cnn(super().normalize(obs))
+
+    return OneCNN
+
+
 def use(script):
     fits = script.__name__ not in ("rppo_gru_atari", "rppo_continuous")
     script.check(fits, "ppo1_atari: actions of games are discrete, and rppo_gru_atari has its own")
@@ -61,10 +76,11 @@ def use(script):
     script.Args = Args
     script.FIXED = (*script.FIXED, "frame_stack")
     script.make_envs = make_games
+    driver.add(script, "images")
     if script.__name__ == "ppo1_mpi":
         presets = {(f"ALE/{game}-v5", False): PRESET for game in GAMES}
         script.PRESETS = {**script.PRESETS, **presets}
-    driver.add(script, "images")
+        script.Agent = with_one_cnn(script.Agent)
 
 
 if __name__ == "__main__":

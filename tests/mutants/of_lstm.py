@@ -118,6 +118,8 @@ MUTANTS = [
     ("a run without evaluations plays nothing", "range(0, args.eval_episodes or 10, together)", "range(0, args.eval_episodes, together)", USERS),
     ("help that nobody reads ends in a traceback", "if isinstance(error, BrokenPipeError) and not Run.latest:", "if False:", USERS),
     ("a bar that cannot be drawn leaves no agent", "        self.save()\n        self.bar = tqdm(total=args.total_timesteps, initial=self.step, unit=\"step\")\n", "        self.bar = tqdm(total=args.total_timesteps, initial=self.step, unit=\"step\")\n        self.save()\n", USERS),
+    ("Ctrl-C before the bar loses the command", '        Run.latest = self.dir\n        self.save()\n        self.bar = tqdm(total=args.total_timesteps, initial=self.step, unit="step")\n', '        self.save()\n        self.bar = tqdm(total=args.total_timesteps, initial=self.step, unit="step")\n        Run.latest = self.dir\n', USERS),
+    ("a command that has nothing to continue", 'if Run.latest and Path(Run.latest, "agent.pt").exists():', "if Run.latest:", USERS),
     ("returns are read only at the end", 'print(f"return {episodic_return:.5g}", flush=True)', 'print(f"return {episodic_return:.5g}")', USERS),
     ("a NaN observation reaches the agent", '    envs = wrappers.TransformObservation(envs, partial(finite, "obs"))\n', "", USERS),
 ]  # fmt: skip
