@@ -26,7 +26,7 @@ if [ "${1:-}" = --wheels ]; then
 fi
 
 if [ "${1:-}" = --dry ]; then
-    python3 -m pytest tests/test_cuda.py -m cuda --dry
+    python3 -m pytest tests/test_cuda.py -m cuda --dry -p no:cacheprovider
     exec python3 benchmarks/gpu.py --dry
 fi
 

@@ -851,9 +851,7 @@ def test_a_resumed_run_plays_other_games_with_the_same_network(tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("count,how", [(1, "python"), (3, "torchrun --nproc-per-node 3")])
-def test_main_says_with_how_many_processes_a_run_goes_on(
-    count, how, monkeypatch, capsys, tmp_path
-):
+def test_main_says_how_a_run_goes_on(count, how, monkeypatch, capsys, tmp_path):
     """Quoted for a shell. All but the first wait, so that it speaks for all where all fail alike."""
 
     def fail(args):
@@ -893,6 +891,11 @@ def test_main_says_with_how_many_processes_a_run_goes_on(
             rppo.main()
         assert capsys.readouterr().err == (f"\n{advice}\n" if rank == 0 else "")
     assert len(slept) == min(count, 2) - 1
+    (run_dir / "agent.pt").unlink()  # nothing was saved
+    monkeypatch.setattr(rppo, "RANK", 0)
+    with pytest.raises(SystemExit, match="130"):
+        rppo.main()
+    assert capsys.readouterr().err == ""
 
 
 def test_target_kl_stops_both_together(tmp_path):

@@ -174,7 +174,8 @@ def test_ppo1_atari_plays_games(tmp_path, name):
     flags = dict(total_timesteps=24, num_envs=1, num_steps=8, num_minibatches=1, update_epochs=1)
     agent, run_dir = run(script, tmp_path, eval_episodes=1, **flags)
     reopened(run_dir)
-    (eyes,) = [module for module in agent.modules() if hasattr(module, "cnns")]  # policy's, critic's
+    # In ppo1_mpi, as in rppo_lstm, policy and critic read one CNN.
+    (eyes,) = [module for module in agent.modules() if hasattr(module, "cnns")]
     assert eyes.cnns[0][0].in_channels == 4 and agent.obs_stats.mean.numel() == 4 * 84**2
     atari = driver.fresh("rppo_gru_atari")
     theirs = atari.make_envs(atari.Args(frame_stack=4), 2, None, 400)

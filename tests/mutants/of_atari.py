@@ -89,5 +89,6 @@ MUTANTS = [
     ("predict forgets", "logp, _, state = self.step(tensor(obs), state)", "logp, _, _ = self.step(tensor(obs), state)", GAMES),
     ("the clip range is ignored", "surrogate = torch.min(ratio * advantage, clipped * advantage)", "surrogate = ratio * advantage", GAMES),
     ("an environment that exits ends a run without a word", "SystemExit) and not Run.latest:", "SystemExit):", GAMES),
+    ("a command that has nothing to continue", 'Run.latest and Path(Run.latest, "agent.pt").exists()', "Run.latest", GAMES),
     ("help that nobody reads ends in a traceback", "if isinstance(error, BrokenPipeError) and not Run.latest:", "if False:", USERS),
 ]  # fmt: skip

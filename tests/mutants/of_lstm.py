@@ -72,7 +72,7 @@ MUTANTS = [
     ("a NaN reward trains on", '    envs = wrappers.TransformReward(envs, partial(finite, "rewards"))\n', "", FAULTS),
     ("a mask in the observation is ignored without a word", '"action_mask" in str(space) or ', "", USERS),
     ("a method action_masks() is ignored without a word", ' or first.has_wrapper_attr("action_masks")', "", USERS),
-    ("no agent.pt before the first reset", "        self.timed: list[tuple[int, float]] = []  # steps, seconds of iterations; the first is slow\n        self.save()\n", "        self.timed: list[tuple[int, float]] = []\n        self.saved = time.time()\n", RUN),
+    ("no agent.pt before the first reset", "        Run.latest = self.dir\n        self.save()\n", "        Run.latest = self.dir\n        self.saved = time.time()\n", RUN),
     ("TensorBoard keeps points after the saved step", ", purge_step=self.step + 1", "", RUN),
     ("another task may be resumed", "        for name in FIXED:\n", "        for name in ():\n", RUN),
     ("--resume decides what --play shows", "early.play or early.resume", "early.resume or early.play", RUN),

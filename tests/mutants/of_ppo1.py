@@ -82,5 +82,6 @@ MUTANTS = [
     ("the actor's first weights are as large as others", ", std=0.01)", ")", AGENT),
     ("the critic's last layer begins too large", ", std=1.0)", ")", AGENT),
     ("an environment that exits ends a run without a word", "SystemExit) and not Run.latest:", "SystemExit):", MPI),
+    ("a command that has nothing to continue", 'if Run.latest and Path(Run.latest, "agent.pt").exists():', "if Run.latest:", USERS),
     ("help that nobody reads ends in a traceback", "if isinstance(error, BrokenPipeError) and not Run.latest:", "if False:", USERS),
 ]  # fmt: skip
