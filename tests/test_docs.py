@@ -7,13 +7,16 @@ training. FLAGS makes it short; a command that cannot run here is in ELSEWHERE, 
 
 import html
 import inspect
+import json
 import os
 import random
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import time
 import warnings
 from html.parser import HTMLParser
 from itertools import takewhile
@@ -239,6 +242,27 @@ def test_python_on_the_pages_runs(pages, folder, monkeypatch, acting):
     assert one["done"] and one["episodic_return"] > 7
     assert many["action"].shape == many["reward"].shape == (4,)
     assert without["action"].shape == (1,) and without["state"].shape == (2, 1, 8)
+
+
+def test_a_job_that_is_ended_and_started_again_finishes_its_run(folder):
+    """With SIGTERM, as `kill` and clusters do."""
+    page = (ROOT / "docs/questions.md").read_text()
+    [job] = re.findall(r'(?ms)^```sh title="job.sh"\n(.*?)^```', page)
+    job = job.replace("--run-name job", f"--run-name job {PPO} 10000000")
+    job = job.replace("--resume runs/job", "--resume runs/job --total-timesteps 64")
+    job = job.replace("python", sys.executable)
+    started = subprocess.Popen(["bash", "-c", job], cwd=folder, start_new_session=True)
+    saved = folder / "runs/job/agent.pt"
+    while not saved.exists():
+        assert started.poll() is None
+        time.sleep(0.01)
+    os.killpg(started.pid, signal.SIGTERM)
+    assert started.wait(20) == -signal.SIGTERM and not (folder / "runs/job/result.json").exists()
+    done = subprocess.run(
+        ["bash", "-c", job], cwd=folder, capture_output=True, text=True, check=True
+    )
+    assert "runs/job: return" in done.stdout
+    assert json.loads((folder / "runs/job/result.json").read_text())["global_step"] >= 64
 
 
 def test_the_wrapper_on_the_questions_page_moves_the_mask(tmp_path):
