@@ -224,7 +224,10 @@ def test_ctrl_c_as_a_run_begins_offers_what_is_saved(script, saved, tmp_path, mo
     def interrupt(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(*((MODULES[script], "tqdm") if saved else (os, "fsync")), interrupt)
+    if saved:
+        monkeypatch.setattr(MODULES[script], "tqdm", interrupt)
+    else:
+        monkeypatch.setattr(os, "fsync", interrupt)
     code, _, err = main(tmp_path, script, short(script))
     assert code == 130 and (tmp_path / "runs/a/agent.pt").exists() == saved
     assert (f"--resume {tmp_path}/runs/a" in err) == saved, err
