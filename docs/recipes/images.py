@@ -36,10 +36,11 @@ class Eyes(nn.Module):
         for shape in entries:
             if len(shape) == 3:
                 layers: list[nn.Module] = []
-                before = shape[0]
-                for channels, kernel, stride in zip(*sizes):
-                    layers += [nn.Conv2d(before, channels, kernel, stride), nn.ReLU()]
-                    before = channels
+                for before, channels, kernel, stride in zip([shape[0], *sizes[0]], *sizes):
+                    convolution = nn.Conv2d(before, channels, kernel, stride)
+                    nn.init.orthogonal_(convolution.weight, 2**0.5)
+                    nn.init.zeros_(convolution.bias)
+                    layers += [convolution, nn.ReLU()]
                 self.cnns.append(nn.Sequential(*layers, nn.Flatten()))
         try:
             self.features = self(torch.zeros(1, sum(self.sizes))).shape[1]
@@ -52,8 +53,7 @@ class Eyes(nn.Module):
         features = []
         for x, shape in zip(parts, self.entries):
             if len(shape) == 3:
-                frames = x.unflatten(-1, shape) / self.divisor
-                x = next(cnns)(frames.flatten(0, -4)).unflatten(0, obs.shape[:-1])
+                x = next(cnns)(x.reshape(-1, *shape) / self.divisor).unflatten(0, obs.shape[:-1])
             features.append(x)
         return torch.cat([*features, rest], -1)
 
@@ -85,12 +85,12 @@ def use(script):
             elif script.__name__ in ("trpo", "ppo1_mpi"):
                 self.critic.insert(0, Eyes(script, envs.entries, args))
             self.obs_stats = script.RunningMeanStd((n,))
-            pixels = [torch.full((size,), len(x) == 3) for size, x in zip(eyes.sizes, eyes.entries)]
-            pixels.append(torch.zeros(more, dtype=torch.bool))
-            self.pixels = nn.Buffer(torch.cat(pixels), persistent=False)
+            pixels = [len(x) == 3 for x in eyes.entries for _ in range(torch.Size(x).numel())]
+            self.pixels = nn.Buffer(torch.tensor(pixels + more * [False]), persistent=False)
 
         def normalize(self, obs):
-            return torch.where(self.pixels, obs, super().normalize(obs))
+            normal = super().normalize(obs)
+            return obs if normal is obs else torch.where(self.pixels, obs, normal)
 
     script.Args = Args
     script.FIXED = (*script.FIXED, "cnn_channels", "cnn_kernels", "cnn_strides", "pixel_scale")

@@ -12,7 +12,8 @@ sees now, so neither helps alone: returns stay at chance for hundreds of thousan
 things shorten the wait, and make it an easier task than their pixels are: forget gates begin nearly
 open, with a bias of FORGET; a cell's kind sets one of five inputs to SCALE, and its colour is
 left out; and there are many gradient steps, each on two environments, at a high entropy
-coefficient. With --pixels, which uses the CNN of the recipe images, the second does not apply.
+coefficient. With --pixels the second does not apply: the agent sees the colours, too, through a
+CNN of the recipe images. Two of its kernels make up a cell, and pixels are divided by 20.
 """
 
 from dataclasses import dataclass, replace
@@ -56,6 +57,7 @@ for size in 7, 9, 11, 13:
 def use(script):
     only = "minigrid_memory: works only with rppo_lstm, trpo and ppo1_mpi"
     script.check(hasattr(script, "num_choices"), only)
+    driver.add(script, "images")
     make_envs = script.make_envs
 
     class OpenLSTM(script.ResetLSTM):
@@ -67,6 +69,10 @@ def use(script):
     class Args(script.Args):
         env_id: str = "MemoryS9-v0"  # the recipe's, of four sizes, or another
         pixels: bool = False  # observations are 84 x 84 pixels
+        cnn_channels: str = "16,32"  # of each convolution
+        cnn_kernels: str = "7,4"  # sides of their kernels: together a cell, 28 pixels
+        cnn_strides: str = "7,4"  # pixels from one place of a kernel to the next
+        pixel_scale: float = 20.0  # pixels are divided by it
 
     def make_grids(args, *inputs, **options):
         if args.pixels:
@@ -83,7 +89,6 @@ def use(script):
     script.FIXED = (*script.FIXED, "pixels")
     script.ResetLSTM = OpenLSTM
     script.make_envs = make_grids
-    driver.add(script, "images")
 
 
 if __name__ == "__main__":
