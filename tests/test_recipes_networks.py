@@ -314,11 +314,7 @@ def test_images_and_numbers_are_both_read(name):
 
 
 def test_the_cnns_of_images_begin_as_that_of_rppo_gru_atari():
-    """Orthogonal with a gain of sqrt(2), and no bias.
-
-    With torch's own draws every layer makes its inputs smaller: the encoder's 64 features of a
-    MiniGrid view then have a norm of 0.3, with these 4.
-    """
+    """Orthogonal with a gain of sqrt(2), and no bias."""
     pytest.importorskip("ale_py")
     atari = driver.fresh("rppo_gru_atari")
     theirs = atari.NatureCNN(4, amp=False).cnn
@@ -331,6 +327,27 @@ def test_the_cnns_of_images_begin_as_that_of_rppo_gru_atari():
                 rows = layer.weight.flatten(1)
                 assert torch.allclose(rows @ rows.T, 2 * torch.eye(len(rows)), atol=1e-5)
                 assert not layer.bias.any()
+
+
+@pytest.mark.parametrize("orthogonal, norm, apart", [(True, (3.5, 5.0), (0.3, 1.8)),
+                                                     (False, (0.2, 0.35), (0.02, 0.15))])  # fmt: skip
+def test_features_of_images_are_large_enough_to_tell_them_apart(orthogonal, norm, apart):
+    """The figures of docs/not-learning.md, with the CNN of Mnih et al. and the encoder's 64 tanh."""
+    pytest.importorskip("minigrid")
+    script = driver.fresh("rppo_lstm", "minigrid_memory", "activations")
+    cnn = dict(cnn_channels="32,64,64", cnn_kernels="8,4,3", cnn_strides="4,2,1")
+    args = script.Args(pixels=True, pixel_scale=255.0, orthogonal=orthogonal, **cnn)
+    envs = script.make_envs(args, 32)
+    torch.manual_seed(0)
+    agent = script.Agent(envs, args)
+    if not orthogonal:  # only the CNN's weights are the question
+        agent.encoder[1] = script.linear(agent.encoder[1].in_features, 64)
+    obs, _ = envs.reset(seed=1)
+    features = agent.encoder(torch.from_numpy(obs)).detach()
+    distances = torch.cdist(features, features)
+    distances = distances[distances > 0.01]  # of images that are not the same
+    assert norm[0] < features.norm(dim=1).mean() < norm[1]
+    assert apart[0] < distances.min() and distances.max() < apart[1]
 
 
 def test_pixels_are_not_normalised():

@@ -12,8 +12,9 @@ sees now, so neither helps alone: returns stay at chance for hundreds of thousan
 things shorten the wait, and make it an easier task than their pixels are: forget gates begin nearly
 open, with a bias of FORGET; a cell's kind sets one of five inputs to SCALE, and its colour is
 left out; and there are many gradient steps, each on two environments, at a high entropy
-coefficient. With --pixels the second does not apply: the agent sees the colours, too, through a
-CNN of the recipe images. Two of its kernels make up a cell, and pixels are divided by 20.
+coefficient. With --pixels, which the recipe images reads, the second becomes: a kernel covers a
+cell; its weights begin with a mean of zero, so that of a wall or the floor, which have one colour,
+next to nothing is seen; and pixels are divided by 20.
 """
 
 from dataclasses import dataclass, replace
@@ -60,6 +61,14 @@ def use(script):
     driver.add(script, "images")
     make_envs = script.make_envs
 
+    class GridAgent(script.Agent):
+        def __init__(self, envs, args):
+            super().__init__(envs, args)
+            for module in self.modules():
+                if isinstance(module, nn.Conv2d):  # a uniform cell, as a wall, gives it nothing
+                    weight = module.weight.detach()
+                    weight -= weight.mean((1, 2, 3), keepdim=True)
+
     class OpenLSTM(script.ResetLSTM):
         def __init__(self, input_size, hidden_size):
             super().__init__(input_size, hidden_size)
@@ -69,9 +78,9 @@ def use(script):
     class Args(script.Args):
         env_id: str = "MemoryS9-v0"  # the recipe's, of four sizes, or another
         pixels: bool = False  # observations are 84 x 84 pixels
-        cnn_channels: str = "16,32"  # of each convolution
-        cnn_kernels: str = "7,4"  # sides of their kernels: together a cell, 28 pixels
-        cnn_strides: str = "7,4"  # pixels from one place of a kernel to the next
+        cnn_channels: str = "32"  # of each convolution
+        cnn_kernels: str = "28"  # sides of their kernels: a cell
+        cnn_strides: str = "28"  # pixels from one place of a kernel to the next
         pixel_scale: float = 20.0  # pixels are divided by it
 
     def make_grids(args, *inputs, **options):
@@ -87,6 +96,7 @@ def use(script):
         script.PRESETS = {**script.PRESETS, **presets}
     script.Args = Args
     script.FIXED = (*script.FIXED, "pixels")
+    script.Agent = GridAgent
     script.ResetLSTM = OpenLSTM
     script.make_envs = make_grids
 
