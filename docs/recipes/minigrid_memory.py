@@ -26,7 +26,7 @@ import use as driver
 from gymnasium import spaces
 from gymnasium.wrappers import TransformAction, TransformObservation
 
-FORGET, SCALE = 2.0, 3.0
+FORGET, SCALE, GAIN = 2.0, 3.0, 8.0
 KINDS = 0, 1, 2, 5, 6  # unseen, empty, wall, key, ball: MiniGrid's numbers
 TABLE = SCALE * np.eye(11, dtype=np.float32)[:, KINDS]
 
@@ -65,9 +65,11 @@ def use(script):
         def __init__(self, envs, args):
             super().__init__(envs, args)
             for module in self.modules():
-                if isinstance(module, nn.Conv2d):  # a uniform cell, as a wall, gives it nothing
+                if isinstance(module, nn.Conv2d):
                     weight = module.weight.detach()
-                    weight -= weight.mean((1, 2, 3), keepdim=True)
+                    del module.weight, module.bias  # from the parameters: nothing here is trained
+                    module.weight = nn.Buffer(GAIN * (weight - weight.mean((1, 2, 3), True)))
+                    module.bias = None
 
     class OpenLSTM(script.ResetLSTM):
         def __init__(self, input_size, hidden_size):
@@ -78,10 +80,9 @@ def use(script):
     class Args(script.Args):
         env_id: str = "MemoryS9-v0"  # the recipe's, of four sizes, or another
         pixels: bool = False  # observations are 84 x 84 pixels
-        cnn_channels: str = "32"  # of each convolution
+        cnn_channels: str = "16"  # of each convolution
         cnn_kernels: str = "28"  # sides of their kernels: a cell
         cnn_strides: str = "28"  # pixels from one place of a kernel to the next
-        pixel_scale: float = 20.0  # pixels are divided by it
 
     def make_grids(args, *inputs, **options):
         if args.pixels:
