@@ -248,6 +248,39 @@ def test_minigrid_memory_trains(tmp_path, pixels):
         assert obs.shape == (84, 84, 3) and obs.dtype == np.uint8 and env.action_space.n == 3
 
 
+@pytest.mark.parametrize("name", ["rppo_lstm", "trpo", "ppo1_mpi"])
+def test_minigrid_memory_tells_objects_apart_by_pixels_as_by_symbols(name):
+    """What the LSTM reads of a key and of a ball differs by 3, as with symbols."""
+    pytest.importorskip("minigrid")
+    needs(name)
+    script = driver.fresh(name, "minigrid_memory")
+    apart = {}
+    for pixels in True, False:
+        torch.manual_seed(0)
+        args = script.Args(pixels=pixels, num_envs=1)
+        envs = script.make_envs(args, 1)
+        agent = script.Agent(envs, args)
+        agent.args.norm_obs = False
+        features = {}
+        for seed in range(50):  # the agent beside the object, which it sees after turning left
+            envs.reset(seed=seed)
+            (env,) = envs.unwrapped.envs
+            grid = env.unwrapped
+            for _ in range(2):
+                obs, *_ = envs.step(np.zeros(1, np.int64))
+            if grid.agent_pos[0] == 1:
+                kind = grid.grid.get(1, grid.height // 2 - 1).type
+                features[kind] = agent.encoder(torch.from_numpy(obs).float())[0]
+        apart[pixels] = (features["key"] - features["ball"]).norm().item()
+        if pixels:
+            trained = [key for key, _ in agent.named_parameters() if "cnns" in key]
+            kept = [key for key in agent.state_dict() if "cnns" in key]
+            assert not trained and kept
+            weight = agent.encoder[0].cnns[0][0].weight
+            assert weight.mean((1, 2, 3)).abs().max() < 1e-6 and weight.shape == (16, 3, 28, 28)
+    assert 2 < apart[True] < 5 and 2 < apart[False] < 5
+
+
 @pytest.mark.parametrize("env_id, name", [("MortarMayhem-Grid-v0", "rppo_lstm"),
                                           ("MysteryPath-v0", "trpo")])  # fmt: skip
 def test_memory_gym_tasks_train(tmp_path, env_id, name):

@@ -12,9 +12,11 @@ sees now, so neither helps alone: returns stay at chance for hundreds of thousan
 things shorten the wait, and make it an easier task than their pixels are: forget gates begin nearly
 open, with a bias of FORGET; a cell's kind sets one of five inputs to SCALE, and its colour is
 left out; and there are many gradient steps, each on two environments, at a high entropy
-coefficient. With --pixels, which the recipe images reads, the second becomes: a kernel covers a
-cell; its weights begin with a mean of zero, so that of a wall or the floor, which have one colour,
-next to nothing is seen; and pixels are divided by 20.
+coefficient.
+
+With --pixels the recipe images reads 84 x 84 pixels. Its CNN is not trained here, for at this
+learning rate its units soon saturate. Each of 16 random kernels covers a cell. Their means are
+zero, so that a cell of one colour, as a wall, gives next to nothing; GAIN makes objects stand out.
 """
 
 from dataclasses import dataclass, replace
@@ -67,7 +69,7 @@ def use(script):
             for module in self.modules():
                 if isinstance(module, nn.Conv2d):
                     weight = module.weight.detach()
-                    del module.weight, module.bias  # from the parameters: nothing here is trained
+                    del module.weight, module.bias  # they are not trained
                     module.weight = nn.Buffer(GAIN * (weight - weight.mean((1, 2, 3), True)))
                     module.bias = None
 
