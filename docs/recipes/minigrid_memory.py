@@ -16,7 +16,8 @@ coefficient.
 
 With --pixels the recipe images reads 84 x 84 pixels. Its CNN is not trained here, for at this
 learning rate its units soon saturate. Each of 16 random kernels covers a cell. Their means are
-zero, so that a cell of one colour, as a wall, gives next to nothing; GAIN makes objects stand out.
+zero, so that a cell of one colour, as a wall, gives next to nothing; and they are GAIN times as
+large as elsewhere, so that an object gives much.
 """
 
 from dataclasses import dataclass, replace
