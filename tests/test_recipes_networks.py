@@ -334,9 +334,8 @@ def test_the_cnns_of_images_begin_as_that_of_rppo_gru_atari():
 def test_features_of_images_are_large_enough_to_tell_them_apart(orthogonal, norm, apart):
     """The figures of docs/not-learning.md, with the CNN of Mnih et al. and the encoder's 64 tanh."""
     pytest.importorskip("minigrid")
-    script = driver.fresh("rppo_lstm", "minigrid_memory", "activations")
-    cnn = dict(cnn_channels="32,64,64", cnn_kernels="8,4,3", cnn_strides="4,2,1")
-    args = script.Args(pixels=True, pixel_scale=255.0, orthogonal=orthogonal, **cnn)
+    script = driver.fresh("rppo_lstm", "images", "activations")
+    args = script.Args(env_id="minigrid_memory:MemoryS9Pixels-v0", orthogonal=orthogonal)
     envs = script.make_envs(args, 32)
     torch.manual_seed(0)
     agent = script.Agent(envs, args)
