@@ -29,7 +29,9 @@ import use as driver
 from gymnasium import spaces
 from gymnasium.wrappers import TransformAction, TransformObservation
 
-FORGET, SCALE, GAIN = 2.0, 3.0, 8.0
+FORGET = 2.0  # the bias of forget gates, where a script has 1
+SCALE = 3.0  # of an input that says a cell's kind
+GAIN = 8.0  # by which a kernel's weights are larger than those of the recipe images
 KINDS = 0, 1, 2, 5, 6  # unseen, empty, wall, key, ball: MiniGrid's numbers
 TABLE = SCALE * np.eye(11, dtype=np.float32)[:, KINDS]
 
