@@ -260,7 +260,6 @@ def test_minigrid_memory_tells_objects_apart_by_pixels_as_by_symbols(name):
         args = script.Args(pixels=pixels, num_envs=1)
         envs = script.make_envs(args, 1)
         agent = script.Agent(envs, args)
-        agent.args.norm_obs = False
         features = {}
         for seed in range(50):  # the agent beside the object, which it sees after turning left
             envs.reset(seed=seed)

@@ -16,8 +16,8 @@ coefficient.
 
 With --pixels the recipe images reads 84 x 84 pixels. Its CNN is not trained here, for at this
 learning rate its units soon saturate. Each of 16 random kernels covers a cell. Their means are
-zero, so that a cell of one colour, as a wall, gives next to nothing; and they are GAIN times as
-large as elsewhere, so that an object gives much.
+zero, so that a cell of one colour, such as a wall, gives next to nothing. Their weights are GAIN
+times as large as that recipe's, so that objects differ as much as their symbols do.
 """
 
 from dataclasses import dataclass, replace
@@ -30,8 +30,8 @@ from gymnasium import spaces
 from gymnasium.wrappers import TransformAction, TransformObservation
 
 FORGET = 2.0  # the bias of forget gates, where a script has 1
-SCALE = 3.0  # of an input that says a cell's kind
-GAIN = 8.0  # by which a kernel's weights are larger than those of the recipe images
+SCALE = 3.0  # the value of the input that tells a cell's kind
+GAIN = 8.0  # how much larger a kernel's weights are than in the recipe images
 KINDS = 0, 1, 2, 5, 6  # unseen, empty, wall, key, ball: MiniGrid's numbers
 TABLE = SCALE * np.eye(11, dtype=np.float32)[:, KINDS]
 
@@ -72,7 +72,7 @@ def use(script):
             for module in self.modules():
                 if isinstance(module, nn.Conv2d):
                     weight = module.weight.detach()
-                    del module.weight, module.bias  # they are not trained
+                    del module.weight, module.bias  # no parameters, so not trained
                     module.weight = nn.Buffer(GAIN * (weight - weight.mean((1, 2, 3), True)))
                     module.bias = None
 
