@@ -17,7 +17,7 @@ coefficient.
 With --pixels the recipe images reads 84 x 84 pixels. Its CNN is not trained here, for at this
 learning rate its units soon saturate. Each of 16 random kernels covers a cell. Their means are
 zero, so that a cell of one colour, such as a wall, gives next to nothing. Their weights are GAIN
-times as large as that recipe's, so that objects differ as much as their symbols do.
+times as large as that recipe's, so that a key and a ball differ even more than their symbols do.
 """
 
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ from gymnasium.wrappers import TransformAction, TransformObservation
 
 FORGET = 2.0  # the bias of forget gates, where a script has 1
 SCALE = 3.0  # the value of the input that tells a cell's kind
-GAIN = 8.0  # how much larger a kernel's weights are than in the recipe images
+GAIN = 16.0  # how much larger a kernel's weights are than in the recipe images
 KINDS = 0, 1, 2, 5, 6  # unseen, empty, wall, key, ball: MiniGrid's numbers
 TABLE = SCALE * np.eye(11, dtype=np.float32)[:, KINDS]
 
