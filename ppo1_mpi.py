@@ -228,7 +228,7 @@ class Agent(nn.Module):
         return logp.argmax(-1) if deterministic else sample(logp)
 
     def step(self, obs: Tensor, state: Tensor):
-        """obs (N, n), state -> h (N, F) for the actor, value (N,), state."""
+        """obs (N, n), state -> h (N, F) for the actor, value (N,), or NaN without memory, state."""
         x = self.normalize(obs)
         h = self.encoder(x)
         if self.args.memory == "none":
@@ -642,18 +642,18 @@ class Run:
                 f" gymnasium {gym.__version__}, numpy {np.__version__}")  # fmt: skip
 
     def __init__(self, args: Args, envs, agent: Agent, optimizer):
-        self.args = args
+        self.args, self.comm = args, world()
         self.agent = agent
         self.optimizer = optimizer
-        self.comm = world()
         self.returns, self.lengths = envs.return_queue, envs.length_queue  # of the last 100
         self.step, seconds = 0, 0.0
-        space = envs.unwrapped.single_observation_space
-        first = getattr(envs.unwrapped, "envs", [gym.Env()])[0]
+        inner = envs.unwrapped
+        first = inner.envs[0] if isinstance(inner, gym.vector.SyncVectorEnv) else gym.Env()
+        space = inner.single_observation_space
         if "uint8" in str(space) and spaces.flatdim(space) > 1000:
             warnings.warn("pixels become a long vector; docs/recipes/images.py has a CNN for them")
         if "action_mask" in str(space) or first.has_wrapper_attr("action_masks"):
-            warnings.warn('a mask of actions counts in info["action_mask"] only')
+            warnings.warn('action masks are read from info["action_mask"] only')
         name = args.run_name or f"{args.env_id}__{SCRIPT}__{args.seed}__{time.time():.6f}"
         name = name.replace("/", "-").replace(":", "-")
         self.dir = self.comm.bcast(Path(args.resume or Path(args.runs_dir, name)).resolve())
@@ -755,7 +755,7 @@ class Run:
         score = np.mean(evaluation or self.returns or [np.nan])
         try:
             print(f"{self.dir}: return {score:.5g}, {sps:.0f} steps a second", flush=True)
-        except (OSError, ValueError):  # nobody reads it, a full disk, another encoding
+        except (OSError, ValueError):  # a closed pipe, a full disk, another encoding
             sys.stdout = open(os.devnull, "w")
 
 

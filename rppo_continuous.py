@@ -5,7 +5,7 @@
 """Recurrent PPO for continuous actions: a Gaussian policy, and gSDE.
 
     python rppo_continuous.py --env-id Pendulum-v1 --mask-velocity  # train
-    python rppo_continuous.py --play runs/RUN  # watch it
+    python rppo_continuous.py --play runs/RUN  # watch the agent
 
 PPO: Schulman et al. 2017, arXiv:1707.06347. GAE: Schulman et al. 2016, arXiv:1506.02438.
 gSDE, generalised state-dependent exploration: Raffin et al. 2021, arXiv:2005.05719. Its noise is a
@@ -124,7 +124,7 @@ PRESETS = {  # better defaults for a task: (env_id, mask_velocity)
 }  # fmt: skip
 FIXED = (  # the agent's shape and what it sees: --resume and --play cannot change them
     "env_id", "mask_velocity", "encoder_size", "hidden_size", "separate_critic", "ablate_memory",
-    "norm_obs", "use_sde",
+    "norm_obs", "use_sde", "log_std_init",
 )  # fmt: skip
 LOSSES = "policy_loss", "value_loss", "entropy", "approx_kl"  # what is logged
 # What --mask-velocity hides of an observation
@@ -255,9 +255,8 @@ class Agent(nn.Module):
         return h, value, next_state
 
     def evaluate_actions(self, obs, state, final, actions):
-        """Sequences: obs (L, B, n), the state before them (2, B, H), final
-        (L, B), actions (L, B, K) -> logprob, entropy, value (M,) of the steps that count. Without
-        memory L is 1 and all states are zero."""
+        """Sequences: obs (L, B, n), the state before them (2 or 4, B, H), final (L, B),
+        actions (L, B, K) -> logprob, entropy, value (M,) of the steps that count."""
         x = self.encoder(self.normalize(obs))
         h = self.lstm(x, state[:2], final)
         critic_h = self.critic_lstm(x, state[2:], final) if self.args.separate_critic else h
@@ -275,6 +274,7 @@ class Agent(nn.Module):
         obs, state, final = check_inputs(self, obs, state, final)
         tensor = partial(torch.as_tensor, device=state.device)
         h, _, state = self.step(tensor(obs), state)
+        # Sampled actions have new noise at each step, under gSDE, too.
         actions = self.actor(h) if deterministic else self.act(h, self.sample_noise(len(h)))
         state = state.where(tensor(~final)[:, None], 0.0)
         return to_env(actions, self.action_space), state
@@ -461,7 +461,7 @@ def train(args: Args) -> Agent:
         s_logprob = to_sequences(logprobs, L)  # of the policy that acted
         s_advantage = to_sequences(tensor(advantages), L)
         s_return = to_sequences(tensor(returns), L)
-        s_state = states.transpose(0, 1).flatten(1, 2)  # (2, S, H), before each sequence
+        s_state = states.transpose(0, 1).flatten(1, 2)  # (2 or 4, S, H), before each sequence
         losses = []
         for batch in minibatches(s_state.shape[1], args, device):
             batch_valid = ~s_final[:, batch]  # (L, B): the M steps that count
@@ -616,7 +616,7 @@ class Run:
         if "uint8" in str(space) and spaces.flatdim(space) > 1000:
             warnings.warn("pixels become a long vector; docs/recipes/images.py has a CNN for them")
         if "action_mask" in str(space) or first.has_wrapper_attr("action_masks"):
-            warnings.warn('a mask of actions counts in info["action_mask"] only')
+            warnings.warn('action masks are read from info["action_mask"] only')
         name = args.run_name or f"{args.env_id}__{SCRIPT}__{args.seed}__{time.time():.6f}"
         name = name.replace("/", "-").replace(":", "-")
         self.dir = Path(args.resume or Path(args.runs_dir, name)).resolve()
@@ -647,7 +647,7 @@ class Run:
         self.bar = tqdm(total=args.total_timesteps, initial=self.step, unit="step")
 
     def log(self, steps: int, losses: list[Tensor]) -> None:
-        """Ends an iteration of that many steps; losses has the LOSSES of each minibatch."""
+        """Ends an iteration of that many steps; losses: rows of LOSSES, to be averaged."""
         if not losses:  # only final steps
             return
         means = torch.stack(losses).mean(0).numpy(force=True)
@@ -704,7 +704,7 @@ class Run:
         score = np.mean(evaluation or self.returns or [np.nan])
         try:
             print(f"{self.dir}: return {score:.5g}, {sps:.0f} steps a second", flush=True)
-        except (OSError, ValueError):  # nobody reads it, a full disk, another encoding
+        except (OSError, ValueError):  # a closed pipe, a full disk, another encoding
             sys.stdout = open(os.devnull, "w")
 
 

@@ -242,9 +242,8 @@ class Agent(nn.Module):
         return logp, value, next_state
 
     def evaluate_actions(self, obs, state, final, actions):
-        """Sequences: obs (L, B, C, 84, 84), the state before them (1, B, H), final (L, B),
-        actions (L, B, K) -> logprob, entropy, value (M,) of the steps that count. Without memory L
-        is 1 and all states are zero."""
+        """Sequences: obs (L, B, C, 84, 84), the state before them (1 or 2, B, H), final (L, B),
+        actions (L, B, K) -> logprob, entropy, value (M,) of the steps that count."""
         x = self.encoder(obs)
         h = self.gru(x, state[:1], final)
         critic_h = self.critic_gru(x, state[1:], final) if self.args.separate_critic else h
@@ -373,6 +372,9 @@ def train(args: Args) -> Agent:
     optimizer = torch.optim.Adam(agent.parameters(), eps=1e-5, fused=True)  # lr is set below
     if WORLD_SIZE > 1:  # after Adam, whose imports would hold the group's threads to the very end
         dist.init_process_group()
+        for weight in agent.parameters():  # all begin with those of rank 0
+            first = weight.data.contiguous() if RANK == 0 else weight.new_zeros(weight.shape)
+            weight.data.copy_(all_sum(first))
     run = Run(args, envs, agent, optimizer)
     tensor = partial(torch.as_tensor, device=device)
     # NumPy holds what environments return, torch what the agent computes.
@@ -427,7 +429,7 @@ def train(args: Args) -> Agent:
         s_logprob = to_sequences(log_prob(logp, actions), L)  # of the policy that acted
         s_advantage = to_sequences(tensor(advantages), L)
         s_return = to_sequences(tensor(returns), L)
-        s_state = states.transpose(0, 1).flatten(1, 2)  # (1, S, H), before each sequence
+        s_state = states.transpose(0, 1).flatten(1, 2)  # (1 or 2, S, H), before each sequence
         losses = []
         for batch in minibatches(s_state.shape[1], args, device):
             batch_valid = ~s_final[:, batch]  # (L, B): the M steps that count
@@ -451,8 +453,7 @@ def train(args: Args) -> Agent:
                 means = torch.zeros_like(means)
             means = all_sum(share * means)
             losses.append(means)
-            kl = means[3]
-            if kl > 1.5 * args.target_kl:  # as in stable-baselines3; all processes stop together
+            if means[LOSSES.index("approx_kl")] > 1.5 * args.target_kl:  # in every process
                 break
             loss = policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy
             optimizer.zero_grad()
@@ -577,7 +578,7 @@ def make_envs(args: Args, num_envs: int, render_mode: str | None = None, max_fra
     try:
         if render_mode is None:  # ale_py's vector environment
             envs = make(stack_num=args.frame_stack, reward_clipping=False)
-        else:  # its equal in Python, which can show games
+        else:  # the same preprocessing in Python, which can render
             stack = partial(FrameStackObservation, stack_size=args.frame_stack, padding_type="zero")
             envs = make(vectorization_mode="sync", render_mode=render_mode, frameskip=1,
                         wrappers=[AtariPreprocessing, FireReset, stack])  # fmt: skip
@@ -606,10 +607,10 @@ class Run:
         if args.resume:
             saved = load(self.dir, agent)
             optimizer.load_state_dict(saved["optimizer"])
-            check(len(saved["rng"]) == WORLD_SIZE, "--resume: start as many processes as before")
             self.step, seconds = saved["step"], saved["seconds"]
-            seed_everything(args.seed + self.step + RANK)
-            torch.set_rng_state(saved["rng"][RANK])
+            seed_everything(args.seed + 10_000 * (1 + RANK) + self.step)
+            if len(saved["rng"]) == WORLD_SIZE:  # else it continues, not bit for bit
+                torch.set_rng_state(saved["rng"][RANK])
             if RANK == 0:
                 self.returns.extend(saved["returns"])
                 self.lengths.extend(saved["lengths"])

@@ -218,9 +218,8 @@ class Agent(nn.Module):
         return logp, value, next_state
 
     def evaluate_actions(self, obs, legal, state, final, actions):
-        """Sequences: obs (L, B, n), legal (L, B, K, A), the state before them (2, B, H), final
-        (L, B), actions (L, B, K) -> logprob, entropy, value (M,) of the steps that count. Without
-        memory L is 1 and all states are zero."""
+        """Sequences: obs (L, B, n), legal (L, B, K, A), the state before them (2 or 4, B, H),
+        final (L, B), actions (L, B, K) -> logprob, entropy, value (M,) of the steps that count."""
         x = self.encoder(self.normalize(obs))
         h = self.lstm(x, state[:2], final)
         critic_h = self.critic_lstm(x, state[2:], final) if self.args.separate_critic else h
@@ -264,7 +263,7 @@ def num_choices(space):
         return space.nvec.ravel()
     if isinstance(space, spaces.MultiBinary):
         return np.full(spaces.flatdim(space), 2)
-    raise ArgumentError(f"actions of {space}: use MultiDiscrete or, if real, rppo_continuous.py")
+    raise ArgumentError(f"--env-id: actions of {space}: use MultiDiscrete, or rppo_continuous.py")
 
 
 def legal_choices(exists, info: dict, final):
@@ -430,7 +429,7 @@ def train(args: Args) -> Agent:
         s_logprob = to_sequences(log_prob(logp, actions), L)  # of the policy that acted
         s_advantage = to_sequences(tensor(advantages), L)
         s_return = to_sequences(tensor(returns), L)
-        s_state = states.transpose(0, 1).flatten(1, 2)  # (2, S, H), before each sequence
+        s_state = states.transpose(0, 1).flatten(1, 2)  # (2 or 4, S, H), before each sequence
         losses = []
         for batch in minibatches(s_state.shape[1], args, device):
             batch_valid = ~s_final[:, batch]  # (L, B): the M steps that count
@@ -598,7 +597,7 @@ class Run:
         if "uint8" in str(space) and spaces.flatdim(space) > 1000:
             warnings.warn("pixels become a long vector; docs/recipes/images.py has a CNN for them")
         if "action_mask" in str(space) or first.has_wrapper_attr("action_masks"):
-            warnings.warn('a mask of actions counts in info["action_mask"] only')
+            warnings.warn('action masks are read from info["action_mask"] only')
         name = args.run_name or f"{args.env_id}__{SCRIPT}__{args.seed}__{time.time():.6f}"
         name = name.replace("/", "-").replace(":", "-")
         self.dir = Path(args.resume or Path(args.runs_dir, name)).resolve()
@@ -629,7 +628,7 @@ class Run:
         self.bar = tqdm(total=args.total_timesteps, initial=self.step, unit="step")
 
     def log(self, steps: int, losses: list[Tensor]) -> None:
-        """Ends an iteration of that many steps; losses has the LOSSES of each minibatch."""
+        """Ends an iteration of that many steps; losses: rows of LOSSES, to be averaged."""
         if not losses:  # only final steps
             return
         means = torch.stack(losses).mean(0).numpy(force=True)
@@ -686,7 +685,7 @@ class Run:
         score = np.mean(evaluation or self.returns or [np.nan])
         try:
             print(f"{self.dir}: return {score:.5g}, {sps:.0f} steps a second", flush=True)
-        except (OSError, ValueError):  # nobody reads it, a full disk, another encoding
+        except (OSError, ValueError):  # a closed pipe, a full disk, another encoding
             sys.stdout = open(os.devnull, "w")
 
 

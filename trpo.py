@@ -111,11 +111,10 @@ PRESETS: dict = {  # better defaults for a task: (env_id, mask_velocity)
     ("Walker2d-v5", False): dict(ZOO, target_kl=0.06, cg_damping=0.6),
 }  # fmt: skip
 FIXED = (  # the agent's shape and what it sees: --resume and --play cannot change them
-    "env_id", "mask_velocity", "encoder_size", "hidden_size", "memory", "norm_obs",
+    "env_id", "mask_velocity", "encoder_size", "hidden_size", "memory", "norm_obs", "log_std_init",
 )  # fmt: skip
-LOSSES = (  # what is logged, of the policy's step and of the critic's passes
-    "kl", "improvement", "expected_improvement", "step_fraction", "entropy", "value_loss",
-)  # fmt: skip
+# What is logged, of the policy's step and of the critic's passes
+LOSSES = "kl", "improvement", "expected_improvement", "step_fraction", "entropy", "value_loss"
 # What --mask-velocity hides of an observation
 VELOCITIES = {"CartPole": [1, 3], "MountainCar": [1], "Pendulum": [2], "LunarLander": [2, 3, 5]}
 
@@ -189,15 +188,16 @@ class Agent(nn.Module):
         choices = num_choices(self.action_space)  # (K,)
         self.exists = np.arange(choices.max()) < choices[:, None]  # (K, A)
         inputs = spaces.flatdim(envs.single_observation_space)
-        E = args.encoder_size
-        H = args.hidden_size if args.memory == "lstm" else E  # numbers in h
-        critic_inputs = inputs + H if args.memory == "lstm" else inputs
+        E = features = args.encoder_size
+        critic_inputs = inputs
         self.encoder = nn.Sequential(linear(inputs, E), nn.Tanh(), linear(E, E), nn.Tanh())
         if args.memory == "lstm":
-            self.lstm = ResetLSTM(E, H)
-        self.actor = linear(H, self.exists.size, std=0.01)  # logits, or the mean
+            features = args.hidden_size
+            self.lstm = ResetLSTM(E, features)
+            critic_inputs += features
+        self.actor = linear(features, self.exists.size, std=0.01)  # logits, or the mean
         if self.box:
-            self.log_std = nn.Parameter(torch.full((len(choices),), args.log_std_init))
+            self.log_std = nn.Parameter(torch.full(choices.shape, args.log_std_init))
         self.critic = nn.Sequential(
             linear(critic_inputs, E), nn.Tanh(), linear(E, E), nn.Tanh(), linear(E, 1, std=1.0)
         )
@@ -220,7 +220,7 @@ class Agent(nn.Module):
         return logits.masked_fill(~legal, -1e9).log_softmax(-1)  # not -inf: 0 * inf is NaN
 
     def policy(self, h: Tensor, legal: Tensor) -> Independent:
-        """h (..., H), legal choices (..., K, A) -> the distribution of actions (..., K)."""
+        """h (..., F), legal choices (..., K, A) -> the distribution of actions (..., K)."""
         if self.box:
             normal = Normal(self.actor(h), self.log_std.exp(), validate_args=False)
             return Independent(normal, 1)
@@ -233,13 +233,13 @@ class Agent(nn.Module):
         return torch.randn(*shape, len(std)).to(std.device) * std
 
     def act(self, h: Tensor, legal: Tensor, noise: Tensor) -> Tensor:
-        """h (N, H), legal choices (N, K, A), noise (N, K) -> actions (N, K), not clipped yet."""
+        """h (N, F), legal choices (N, K, A), noise (N, K) -> actions (N, K), not clipped yet."""
         if self.box:
             return self.actor(h) + noise
         return sample(self.log_probs(h, legal))
 
     def step(self, obs: Tensor, state: Tensor):
-        """obs (N, n), state -> h (N, H) for policy and critic, next state."""
+        """obs (N, n), state -> h (N, F) for policy and critic, next state."""
         x = self.encoder(self.normalize(obs))
         if self.args.memory == "lstm":
             state = self.lstm.step(x, state)
@@ -248,13 +248,14 @@ class Agent(nn.Module):
 
     def forward(self, obs, legal, state, final, every: int = 1) -> Independent:
         """Sequences: normalised obs (L, B, n), legal (L, B, K, A), the state before them (2, B, H),
-        final (L, B) -> the policy in the M steps that count: in every k-th, k = `every`."""
-        valid = ~final
+        final (L, B) -> the policy in the M steps that count: in every k-th of an environment."""
+        count = (~final).cumsum(0) - 1  # an environment's earlier steps that count
+        chosen = ~final & (count % every == 0)
         if self.args.memory == "none":
-            h = self.encoder(obs[valid][::every])
+            h = self.encoder(obs[chosen])
         else:
-            h = self.lstm(self.encoder(obs), state, final)[valid][::every]
-        return self.policy(h, legal[valid][::every])
+            h = self.lstm(self.encoder(obs), state, final)[chosen]
+        return self.policy(h, legal[chosen])
 
     @torch.inference_mode()
     def predict(self, obs, info=None, state=None, final=None, deterministic: bool = True):
@@ -429,7 +430,7 @@ def conjugate_gradient(product, b: Tensor, max_steps: int) -> Tensor:
 
 @torch.no_grad()
 def line_search(policy, old, parameters, args: Args, actions, advantage, step):
-    """Moves the parameters by a fraction of step (P,), or not -> KL, improvement, fraction."""
+    """Takes the first fraction of step (P,) that passes, if any -> KL, improvement, fraction."""
     parameters = list(parameters)  # a generator would be empty the second time
     theta = nn.utils.parameters_to_vector(parameters)
     check_shapes(theta.shape, step=step)
@@ -451,8 +452,7 @@ def trpo_step(agent: Agent, args: Args, rollout, actions, advantage):
     policy = partial(agent, *rollout)  # in all M steps
     fisher_policy = partial(policy, every=args.sub_sampling_factor)  # in those that estimate F
     with torch.no_grad():
-        old = policy()
-        old_fisher = fisher_policy()
+        old, old_fisher = policy(), fisher_policy()
     # 1. g: the gradient of the surrogate at the old policy
     gradient = flat_gradient(surrogate(policy(), old, actions, advantage), parameters)
     # 2. d = F^-1 g, by products F v alone (appendix C): the direction that gains most for its KL
@@ -499,7 +499,7 @@ def train(args: Args) -> Agent:
     agent = Agent(envs, args).to(device)
     optimizer = torch.optim.Adam(agent.critic.parameters(), eps=1e-5, fused=True)  # lr is set below
     run = Run(args, envs, agent, optimizer)
-    optimizer.param_groups[0]["lr"] = args.learning_rate  # not that of a run to resume
+    optimizer.param_groups[0]["lr"] = args.learning_rate  # Run loads a resumed run's
     tensor = partial(torch.as_tensor, device=device)
     # NumPy holds what environments return, torch what the agent computes.
     obs = np.zeros((T + 1, N, spaces.flatdim(envs.single_observation_space)), np.float32)
@@ -547,15 +547,15 @@ def train(args: Args) -> Agent:
         # Update: the policy by one step in its trust region, the critic by Adam in minibatches
         losses = []
         if valid.any():
-            rollout = normalized[:T], tensor(legal[:T]), first_state, tensor(final[:T])
             mask = tensor(valid)
+            rollout = normalized[:T], tensor(legal[:T]), first_state, ~mask
             taken = torch.stack(actions)[mask]  # (M, K)
             advantage = tensor(advantages[valid])
             advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
             step_losses = trpo_step(agent, args, rollout, taken, advantage)
             returns = tensor(advantages + v[:T])[mask]
-            value_loss = fit_critic(agent.critic, args, optimizer, inputs[:T][mask], returns)
-            losses.append(torch.tensor([*step_losses, value_loss]))
+            squared_error = fit_critic(agent.critic, args, optimizer, inputs[:T][mask], returns)
+            losses.append(torch.tensor([*step_losses, 0.5 * squared_error]))
 
         if args.norm_obs and valid.any():  # not earlier: the policy acted with the old statistics
             agent.obs_stats.update(tensor(obs[:T][valid]))
@@ -696,7 +696,7 @@ class Run:
         if "uint8" in str(space) and spaces.flatdim(space) > 1000:
             warnings.warn("pixels become a long vector; docs/recipes/images.py has a CNN for them")
         if "action_mask" in str(space) or first.has_wrapper_attr("action_masks"):
-            warnings.warn('a mask of actions counts in info["action_mask"] only')
+            warnings.warn('action masks are read from info["action_mask"] only')
         name = args.run_name or f"{args.env_id}__{SCRIPT}__{args.seed}__{time.time():.6f}"
         name = name.replace("/", "-").replace(":", "-")
         self.dir = Path(args.resume or Path(args.runs_dir, name)).resolve()
@@ -727,7 +727,7 @@ class Run:
         self.bar = tqdm(total=args.total_timesteps, initial=self.step, unit="step")
 
     def log(self, steps: int, losses: list[Tensor]) -> None:
-        """Ends an iteration of that many steps; losses has the LOSSES of each minibatch."""
+        """Ends an iteration of that many steps; losses: rows of LOSSES, to be averaged."""
         if not losses:  # only final steps
             return
         means = torch.stack(losses).mean(0).numpy(force=True)
@@ -784,7 +784,7 @@ class Run:
         score = np.mean(evaluation or self.returns or [np.nan])
         try:
             print(f"{self.dir}: return {score:.5g}, {sps:.0f} steps a second", flush=True)
-        except (OSError, ValueError):  # nobody reads it, a full disk, another encoding
+        except (OSError, ValueError):  # a closed pipe, a full disk, another encoding
             sys.stdout = open(os.devnull, "w")
 
 

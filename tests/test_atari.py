@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -658,7 +659,13 @@ def worker(name: str, flags: list[str]) -> None:
     seen: dict = {key: [] for key in ("gradients", "losses", "seeds", "noise", "finals", "counts")}
     clip, gae, loss = torch.nn.utils.clip_grad_norm_, rppo.compute_gae, rppo.ppo_loss
     sample, make_envs, log = rppo.sample, rppo.make_envs, rppo.Run.log
-    step = rppo.Agent.step
+    step, build = rppo.Agent.step, rppo.Agent.__init__
+
+    def other_weights(self, *inputs):
+        """As where the machines of a job round differently."""
+        build(self, *inputs)
+        if rank == 1:
+            self.load_state_dict({key: x + 0.01 for key, x in self.state_dict().items()})
 
     def watched_clip(parameters, *rest):
         parameters = list(parameters)
@@ -715,6 +722,7 @@ def worker(name: str, flags: list[str]) -> None:
     rppo.make_envs = watched_envs
     rppo.Run.log = watched_log
     rppo.Agent.step = watched_step
+    rppo.Agent.__init__ = other_weights
     sys.argv = ["rppo_gru_atari.py", *flags]
     agent = rppo.train(rppo.parse_args())
     seen["weights"] = torch.cat([p.detach().flatten() for p in agent.parameters()])
@@ -770,6 +778,7 @@ def test_two_processes_take_the_gradient_of_one(runs):
 
 
 def test_both_keep_the_same_weights_bit_for_bit(runs):
+    """Those of the first process, whatever the second one drew."""
     _, one, a, b = runs
     assert len(a["losses"]) == 4 and torch.equal(a["losses"], b["losses"])
     assert torch.equal(a["gradients"], b["gradients"]) and torch.equal(a["weights"], b["weights"])
@@ -787,11 +796,20 @@ def test_processes_have_environments_and_noise_of_their_own(runs):
     assert len([*(folder / "runs/same2").glob("events*")]) == 1  # the first process alone writes
 
 
-def test_a_resumed_run_needs_as_many_processes(runs, monkeypatch):
+def test_one_process_continues_a_run_of_two(runs, tmp_path):
+    """Twice alike, though not with the random numbers of the two."""
     folder, *_ = runs
-    resumed = rppo.load(folder / "runs/same2")["args"] | {"resume": str(folder / "runs/same2")}
-    with pytest.raises(rppo.ArgumentError, match="--resume: start as many processes as before"):
-        rppo.train(rppo.Args(**resumed))
+    before = rppo.load(folder / "runs/same2")
+    ends = []
+    for name in "ab":
+        run_dir = shutil.copytree(folder / "runs/same2", tmp_path / name)
+        flags = {"resume": str(run_dir), "total_timesteps": 2000}
+        rppo.train(rppo.Args(**before["args"] | flags))
+        ends.append(rppo.load(run_dir))
+        assert before["step"] < 2000 <= ends[-1]["step"] and len(ends[-1]["rng"]) == 1
+    for name, x in before["agent"].items():
+        assert torch.equal(ends[0]["agent"][name], ends[1]["agent"][name])
+        assert not torch.equal(ends[0]["agent"][name], x)
 
 
 def test_each_process_resumes_with_its_own_random_numbers(runs, monkeypatch):

@@ -248,7 +248,8 @@ def test_what_a_resumed_run_may_change(script, tmp_path):
     before = trained(
         tmp_path, script, SHORT[script], "--total-timesteps 200 --run-name a --eval-episodes 1"
     )
-    fixed = "env_id mask_velocity encoder_size hidden_size separate_critic ablate_memory memory norm_obs use_sde"
+    fixed = "env_id mask_velocity encoder_size hidden_size separate_critic ablate_memory memory norm_obs use_sde "
+    fixed += "log_std_init"
     memory = "none" if before["args"].get("memory") == "lstm" else "lstm"
     others = {"env_id": "Acrobot-v1", "memory": memory}
     for name in (name for name in fixed.split() if hasattr(module.Args, name)):

@@ -19,6 +19,7 @@ import pytest
 import torch
 from conftest import MODULES, ROOT, having, toy_for
 from gymnasium import spaces
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from test_run import RUNS, SHORT, assert_refused, main, read, toy, trained
 
 BOX = {"rppo_continuous", "trpo", "ppo1_mpi"}  # scripts that have Box actions
@@ -456,6 +457,19 @@ def test_pixels_and_masks_that_are_not_in_info_are_said_once(
         warnings.simplefilter("default")
         trained(tmp_path, script, short(script, flags, f"--run-name {name}"))
     assert len([x for x in raised if word in str(x.message)]) == 1
+
+
+class Handles(CartPoleVectorEnv):
+    """A simulator of its own, whose attribute `envs` holds no environments of Gymnasium."""
+
+    envs = ("a handle", "another")
+
+
+@pytest.mark.parametrize("script", having("legal_choices"))
+def test_a_vector_environment_may_call_what_it_likes_envs(script, tmp_path):
+    gym.register(f"CartPole-Handles{script}-v0", vector_entry_point=Handles, max_episode_steps=50)
+    flags = f"--env-id CartPole-Handles{script}-v0 --num-envs 2"
+    assert trained(tmp_path, script, short(script, flags, "--eval-episodes 2"))["step"] >= 150
 
 
 @pytest.mark.parametrize("script", having("legal_choices"))

@@ -56,6 +56,7 @@ MUTANTS = [
     ("a resumed run plays the first episodes again", "seed=args.seed + run.step", "seed=args.seed", RUN),
     ("the actor's first weights are as large as others", ", std=0.01)", ")", AGENT),
     ("the critic's last layer begins too large", ", std=1.0)", ")", AGENT),
-    ("the kind of noise can be changed in a resumed run", '    "norm_obs", "use_sde",\n', '    "norm_obs",\n', RUN),
-    ("statistics of observations can be switched off in a resumed run", '    "norm_obs", "use_sde",\n', '    "use_sde",\n', RUN),
+    ("the kind of noise can be changed in a resumed run", '    "norm_obs", "use_sde", ', '    "norm_obs", ', RUN),
+    ("an initial standard deviation that does nothing is taken", '"use_sde", "log_std_init",\n', '"use_sde",\n', RUN),
+    ("statistics of observations can be switched off in a resumed run", '    "norm_obs", "use_sde"', '    "use_sde"', RUN),
 ]  # fmt: skip
