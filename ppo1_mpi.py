@@ -92,7 +92,7 @@ class Args:
     runs_dir: str = "runs"  # directory of new runs
     run_name: str | None = None  # name of a new run; None: env_id__script__seed__time
     track: bool = False  # log to Weights & Biases
-    eval_episodes: int = 10  # episodes after training, or of --play
+    eval_episodes: int = 10  # episodes after training (0: none), or of --play (0: 10)
     deterministic: bool = True  # evaluate the most probable actions, not sampled ones
     resume: str | None = None  # directory of a run to continue; flags given here win
     play: str | None = None  # directory of a run whose agent to watch

@@ -96,7 +96,7 @@ class Args:
     runs_dir: str = "runs"  # directory of new runs
     run_name: str | None = None  # name of a new run; None: env_id__script__seed__time
     track: bool = False  # log to Weights & Biases
-    eval_episodes: int = 10  # episodes after training, or of --play
+    eval_episodes: int = 10  # episodes after training (0: none), or of --play (0: 10)
     deterministic: bool = True  # evaluate the most probable actions, not sampled ones
     resume: str | None = None  # directory of a run to continue; flags given here win
     play: str | None = None  # directory of a run whose agent to watch
@@ -461,7 +461,7 @@ def train(args: Args) -> Agent:
         s_logprob = to_sequences(logprobs, L)  # of the policy that acted
         s_advantage = to_sequences(tensor(advantages), L)
         s_return = to_sequences(tensor(returns), L)
-        s_state = states.transpose(0, 1).flatten(1, 2)  # (2 or 4, S, H), before each sequence
+        s_state = states.transpose(0, 1).flatten(1, 2)  # (rows, S, H), before each sequence
         losses = []
         for batch in minibatches(s_state.shape[1], args, device):
             batch_valid = ~s_final[:, batch]  # (L, B): the M steps that count

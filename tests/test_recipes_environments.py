@@ -249,6 +249,15 @@ def test_minigrid_memory_trains(tmp_path, pixels):
 
 
 @pytest.mark.parametrize("name", ["rppo_lstm", "trpo", "ppo1_mpi"])
+def test_minigrid_memory_has_a_memory(name):
+    needs(name)
+    script = driver.fresh(name, "minigrid_memory")
+    preset = script.PRESETS[(script.Args.env_id, False)]
+    memory = preset.get("memory")  # of the scripts that have none unless told so
+    assert memory == ("lstm" if hasattr(script.Args, "memory") else None)
+
+
+@pytest.mark.parametrize("name", ["rppo_lstm", "trpo", "ppo1_mpi"])
 def test_minigrid_memory_tells_objects_apart_by_pixels_as_by_symbols(name):
     """What the LSTM reads of a key and of a ball differs by 5 or 6; with symbols, by 3."""
     pytest.importorskip("minigrid")

@@ -388,6 +388,8 @@ def test_evolve_mutates_one_gene_within_its_range(monkeypatch):
     names = genes.names_of(driver.fresh("rppo_lstm", "images", "networks", "warm_start"))
     assert {*names} == {"learning_rate", "clip_coef", "target_kl", "hidden_size", "layers_before",
                         "layers_after", "cnn_channels", "activation", "init_noise"}  # fmt: skip
+    others = genes.names_of(driver.fresh("rppo_lstm", "minigrid_memory", "warm_start"))
+    assert "cnn_channels" not in others  # of one convolution, and genes are of three
     parent = genes.kept({name: genes.draw(name) for name in names})
     assert parent["init_noise"] == 0.0
     seen = {name: set() for name in names}

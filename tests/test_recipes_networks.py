@@ -231,7 +231,12 @@ def test_networks_build_what_the_flags_say(name):
     if name in ("trpo", "ppo1_mpi"):
         with pytest.raises(script.ArgumentError, match="share nothing"):
             build(script, layers_shared="8")
-    with pytest.raises(script.ArgumentError, match="must be whole numbers above 0, with commas"):
+    else:
+        with pytest.raises(script.ArgumentError, match="only in trpo and ppo1_mpi"):
+            build(script, CHOICES if name == "rppo_lstm" else REAL, critic_layers_before="8")
+    with pytest.raises(
+        script.ArgumentError, match="must be positive integers, separated by commas"
+    ):
         build(script, CHOICES if name == "rppo_lstm" else REAL, layers_before="wide")
     torch.manual_seed(0)
     plain = script.Agent(agent_envs(name), script.Args(orthogonal=False, layers_before="32,32"))

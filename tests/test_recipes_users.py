@@ -4,6 +4,7 @@ import csv
 import inspect
 import json
 import os
+import runpy
 import subprocess
 import sys
 
@@ -334,9 +335,9 @@ WRONG = {
         "images",
         "cnn_channels",
         "32,a,64",
-    ): "--cnn-channels '32,a,64': must be whole numbers above 0",
+    ): "--cnn-channels '32,a,64': must be positive integers",
     ("rppo_lstm", "adam", "adam_beta1", 1.5): "--adam-beta1, --adam-beta2: must be from 0",
-    ("rppo_lstm", "networks", "layers_before", "0"): "layers '0': must be whole numbers above 0",
+    ("rppo_lstm", "networks", "layers_before", "0"): "layers '0': must be positive integers",
     ("rppo_lstm", "critics", "critic", "seperate"): "--critic seperate: one of shared, detached",
     ("rppo_lstm", "activations", "activation", "x"): "--activation x: one of tanh, relu",
     ("trpo", "schedules", "clip_coef_schedule", "linear"): "--clip-coef-schedule: trpo has no",
@@ -381,9 +382,21 @@ def test_the_driver_has_help_and_says_what_it_cannot_find(tmp_path):
 
     done = answer(FOLDER / "use.py", "--help")
     assert done.returncode == 0 and "python docs/recipes/use.py rppo_lstm" in done.stdout
+    assert all(name in done.stdout.partition("Recipes: ")[2] for name in driver.RECIPES)
     (tmp_path / "use.py").write_text((FOLDER / "use.py").read_text())
     done = answer(tmp_path / "use.py", "rppo_lstm", "schedules")
     assert (done.returncode, done.stderr) == (2, "error: No module named 'rppo_lstm'\n")
+
+
+@pytest.mark.parametrize(
+    "name", ["distributions", "genes", "look_inside", "population", "record", "use_agent"]
+)
+def test_programs_that_take_a_run_have_help(name, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", [f"{name}.py", "--help"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(FOLDER / f"{name}.py"), run_name="__main__")
+    out = capsys.readouterr().out
+    assert not ended.value.code and f"python docs/recipes/{name}.py" in out
 
 
 def one_line(words, tmp_path, code=2):
@@ -458,7 +471,7 @@ def test_an_expert_of_few_episodes_or_of_actions_with_two_axes(tmp_path, monkeyp
         script = driver.fresh("rppo_lstm", "imitation")
         flags = dict(env_id="Two-v0", clone_epochs=1)
         run(script, tmp_path, expert="many.npz", **flags)
-        with pytest.raises(ValueError, match="it needs two episodes"):
+        with pytest.raises(ValueError, match="two episodes or more"):
             run(script, tmp_path, expert="one.npz", **flags)
     finally:
         del gym.registry["Two-v0"]

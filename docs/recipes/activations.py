@@ -4,8 +4,8 @@
     python docs/recipes/activations.py trpo --no-orthogonal
 
 Every tanh between layers becomes another function; the gates of a memory do not change, nor does
-the ReLU of a CNN. With --no-orthogonal the weights of linear and convolutional layers begin as
-torch draws them, the last layers included. The recipe networks brings this one along.
+the ReLU of a CNN. With --no-orthogonal linear and convolutional layers, the last ones included,
+have torch's default initialisation. The recipe networks brings this one along.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ def use(script):
     @dataclass
     class Args(script.Args):
         activation: Literal["tanh", "relu", "elu", "gelu", "silu"] = "tanh"  # of all layers
-        orthogonal: bool = True  # weights begin orthogonal; else as torch draws them
+        orthogonal: bool = True  # initial weights are orthogonal; else torch's default
 
     class ActivatedAgent(script.Agent):
         def __init__(self, envs, args):

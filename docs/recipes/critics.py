@@ -26,7 +26,7 @@ class Detach(nn.Module):
         return x.detach()
 
 
-class Behind(nn.Module):
+class EncodedMemory(nn.Module):
     """A memory that reads what an encoder of its own makes of x."""
 
     def __init__(self, encoder, memory):
@@ -41,7 +41,7 @@ class Behind(nn.Module):
         return self.memory(self.encoder(x), state, final)
 
 
-def other(encoder):
+def new_encoder(encoder):
     """A new encoder of the same layers, with weights of its own."""
     encoder = copy.deepcopy(encoder)
     for weight in encoder.parameters():
@@ -57,7 +57,7 @@ def use(script):
         script.check("networks" in recipes, "critics: actor and critic share nothing here")
         return
     script.check("feedforward" not in recipes, "critics: not with feedforward")
-    own = driver.memory_name(script)[5:].lower()
+    memory = driver.memory_name(script).removeprefix("Reset").lower()  # lstm or gru
 
     @dataclass
     class Args(script.Args):
@@ -71,7 +71,7 @@ def use(script):
             if args.critic in ("separate", "memoryless"):
                 args.separate_critic = True
             super().__init__(envs, args)
-            name = f"critic_{own}"
+            name = f"critic_{memory}"
             if args.critic == "memoryless":
                 features = getattr(self, name).cell.input_size
                 setattr(self, name, NoMemory(script.linear(features, args.hidden_size)))
@@ -81,8 +81,9 @@ def use(script):
                 self.critic = nn.Sequential(Detach(), self.critic)
             if not args.share_encoder:
                 script.check(args.separate_critic, "--no-share-encoder: needs --critic separate")
-                setattr(self, name, Behind(other(self.encoder), getattr(self, name)))
-                setattr(self, own, Behind(self.encoder, getattr(self, own)))
+                encoder = new_encoder(self.encoder)
+                setattr(self, name, EncodedMemory(encoder, getattr(self, name)))
+                setattr(self, memory, EncodedMemory(self.encoder, getattr(self, memory)))
                 self.encoder = nn.Identity()
 
     script.Args = Args

@@ -76,7 +76,7 @@ def look(script, agent, obs, info=None, state=None):
 
 
 if __name__ == "__main__":
-    with driver.one_line_errors():
+    with driver.one_line_errors(__doc__):
         script, args, envs, agent, _ = driver.open_run(" ".join(sys.argv[1:]))
         obs, info = envs.reset(seed=args.seed)
         policy, value = look(script, agent, obs, info)

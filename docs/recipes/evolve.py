@@ -9,8 +9,9 @@ Every member is a run of its own, of any script and recipes. In each generation 
 Tournaments: for each other place --tournament members are drawn, and the best of them has an
 offspring, with one of its genes changed (the recipe genes). It starts from the parent's weights
 (the recipe warm_start); where its networks have another size, weights are copied as far as they
-overlap. A run that fails or is killed is repeated once (the recipe population); if that fails, too,
-it ranks last. The best of all is kept in RUNS_DIR/evolve/best. (Jaderberg et al. 2017; AgileRL.)
+overlap. Learning rates are not annealed. A run that fails or is killed is repeated once (the recipe
+population); if that fails, too, it ranks last. The best of all is kept in RUNS_DIR/evolve/best.
+(Jaderberg et al. 2017; AgileRL.)
 """
 
 import argparse
@@ -68,8 +69,10 @@ def main() -> None:
     name, *more = options.words
     recipes = sorted({"warm_start", *",".join(more).split(",")} - {""})
     script = driver.fresh(name, *recipes)
-    own = {"anneal_lr": ["--no-anneal-lr"], "schedule": ["--schedule", "constant"]}
-    flags += [word for flag in own if hasattr(script.Args, flag) for word in own[flag]]
+    if hasattr(script.Args, "anneal_lr"):  # a generation is too short to anneal in
+        flags.append("--no-anneal-lr")
+    if hasattr(script.Args, "schedule"):
+        flags += ["--schedule", "constant"]
     folder = Path(options.runs_dir, "evolve").resolve()
     script.check(not folder.exists(), f"{folder} exists: choose another --runs-dir")
     words = [name, ",".join(recipes), *flags, "--total-timesteps", str(options.steps)]

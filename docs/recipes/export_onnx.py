@@ -3,10 +3,10 @@
     python docs/recipes/export_onnx.py runs/RUN agent.onnx  # needs: pip install ".[onnx]"
 
 RUN is a run of any script, with its recipes. Inputs: obs, (1, n) of float32 or a game's (1, C, 84,
-84) of uint8; legal (1, K, A) of bool, which choices an action has, true everywhere without action
-masks (not for games, nor for rppo_continuous); state, zeros where an episode starts, of the shape
-of agent.initial_state(1). Outputs: the most probable choices, or real-valued actions within their
-bounds, (1, K), and the state for the next step.
+84) of uint8; legal (1, K, A) of bool, without action masks agent.exists[None] (not for games, nor
+for rppo_continuous); state, zeros where an episode starts, of the shape of agent.initial_state(1).
+Outputs: the most probable choices, counted from 0, or real-valued actions within their bounds,
+(1, K), and the state for the next step.
 """
 
 import sys

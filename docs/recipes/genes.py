@@ -15,8 +15,7 @@ import numpy as np
 import use as driver
 from activations import ACTIVATIONS
 
-# The range of the first draws, and an offspring's factors
-NUMBERS = {
+NUMBERS = {  # the range of the first draws, and an offspring's factors
     "learning_rate": (1e-4, 1e-2, (0.8, 1.25)),
     "clip_coef": (0.05, 0.4, (0.8, 1.25)),
     "ent_coef": (1e-4, 1e-1, (0.8, 1.25)),
@@ -24,8 +23,7 @@ NUMBERS = {
     "hidden_size": (32, 256, (0.5, 2)),
     "encoder_size": (32, 128, (0.5, 2)),
 }
-# Of layers, with commas: the least and the most units, and how many layers there may be
-SIZES = {
+SIZES = {  # of layers: the least and the most units, and how many layers there may be
     "layers_before": (32, 128, (1, 3)),
     "layers_after": (32, 128, (1, 3)),
     "cnn_channels": (8, 64, (3, 3)),
@@ -35,11 +33,13 @@ CHOICES = {"activation": [*ACTIVATIONS], "init_noise": [0.01, 0.03, 0.1]}
 
 def names_of(script) -> list[str]:
     """The genes of a script; not flags that the command line has."""
-    known = [name for name in (*NUMBERS, *SIZES, *CHOICES) if hasattr(script.Args, name)]
-    names = [name for name in known if driver.flag(name.replace("_", "-")) is None]
-    if "layers_before" in names and "encoder_size" in names:  # the former counts
-        names.remove("encoder_size")
-    return names
+    known = *NUMBERS, *SIZES, *CHOICES
+    left_out = {name for name in known if driver.flag(name.replace("_", "-")) is not None}
+    if hasattr(script.Args, "layers_before"):  # which replaces it
+        left_out.add("encoder_size")
+    if getattr(script.Args, "cnn_kernels", "").count(",") != 2:  # not as many as channels here
+        left_out.add("cnn_channels")
+    return [name for name in known if hasattr(script.Args, name) and name not in left_out]
 
 
 def power_of_2(low: int, high: int) -> int:
@@ -93,7 +93,7 @@ def mutate(genes: dict) -> dict:
 
 
 if __name__ == "__main__":
-    with driver.one_line_errors():
+    with driver.one_line_errors(__doc__):
         script = driver.fresh(*",".join(sys.argv[1:]).split(","))
         first = kept({name: draw(name) for name in names_of(script)})
         print(first, mutate(first), sep="\n")

@@ -52,13 +52,12 @@ class Frames(driver.Wrapper):
             x = torch.einsum("nchw,c->nhw", x, LUMA)[:, None]
         if self.args.image_size:
             x = nn.functional.interpolate(x, [self.args.image_size] * 2, mode="area")
-        first = x.repeat(1, self.args.image_stack, 1, 1)
-        last = self.stacks.get(place, first)
-        if len(last) == len(x):  # the oldest first
-            stack = torch.cat([last[:, x.shape[1] :], x], 1)
-            first = torch.where(torch.from_numpy(self.done)[:, None, None, None], first, stack)
-        self.stacks[place] = first
-        return first
+        first = x.repeat(1, self.args.image_stack, 1, 1)  # an episode's first image, repeated
+        last = self.stacks.get((place, len(x)), first)  # __init__ looks at one row
+        moved = torch.cat([last[:, x.shape[1] :], x], 1)  # the oldest first
+        done = torch.from_numpy(self.done)[:, None, None, None]
+        self.stacks[place, len(x)] = torch.where(done, first, moved)
+        return self.stacks[place, len(x)]
 
     def reset(self, **options):
         obs, info = self.env.reset(**options)

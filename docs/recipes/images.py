@@ -6,9 +6,9 @@
 
 The scripts flatten an observation into one vector; this recipe takes it apart again. Every uint8
 image, channels last or first, gets the CNN of Mnih et al. 2015, or one of other sizes; its features
-and all other numbers are what the script's own networks read. Where the critic has a network of
-its own, it has CNNs of its own. Pixels are divided by 255 and not normalised: --norm-obs counts
-for the other numbers. A rollout holds frames as float32, so mind --num-envs and --num-steps.
+and all other numbers are what the script's own networks read. Where the critic has a network of its
+own, it has CNNs of its own. Pixels are divided by 255 and not normalised: --norm-obs applies to the
+other numbers. A rollout holds frames as float32, so mind --num-envs and --num-steps.
 """
 
 from dataclasses import dataclass

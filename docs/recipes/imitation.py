@@ -59,7 +59,7 @@ def clone(script, agent, args) -> None:
         return -agent.evaluate_actions(*inputs, actions[:, rows])[0].mean()
 
     order = torch.randperm(final.shape[1])
-    script.check(len(order) > 1, "it needs two episodes or more: some are held back")
+    script.check(len(order) > 1, "two episodes or more are needed, since 30 % are held out")
     train, rest = order.tensor_split([int(0.7 * len(order))])
     size = 4 if remembers(agent) else 64  # episodes, or steps, of a minibatch
     for epoch in range(1, args.clone_epochs + 1):
@@ -69,7 +69,7 @@ def clone(script, agent, args) -> None:
             adam.step()
         if epoch % args.val_interval == 0 and driver.is_first(script):
             with torch.no_grad():
-                losses = f"loss {loss(train):.3f}, of what is held back {loss(rest):.3f}"
+                losses = f"loss {loss(train):.3f}, on what is held out {loss(rest):.3f}"
             print(f"{args.expert}: epoch {epoch}, {losses}")
 
 

@@ -6,8 +6,9 @@ RUN is a run of any script with a memory, and with recipes; its observations are
 plays 40 episodes. A linear map is fitted from h, the output of its memory, to the velocities that
 --mask-velocity hides or, in other tasks, to the observations of the steps before. It is fitted on
 half of the episodes and tested on the others: R^2 is 1 if h has all of it, and 0 if the mean is as
-good a guess. RUN/memory.png shows a held-out episode. Where a critic has a memory of its own, h is
-the actor's. Actions are the most probable ones: the velocity depends on the last action, which the
+good a guess. Where velocities are hidden, RUN/memory.png shows a held-out episode, and matplotlib
+is needed (pip install matplotlib). Where a critic has a memory of its own, h is the actor's.
+Actions are the most probable ones: the velocity depends on the last action, which the
 agent can foresee only if nothing is drawn at random.
 """
 
@@ -126,7 +127,7 @@ def look(run_dir):
 
 
 if __name__ == "__main__":
-    with driver.one_line_errors():
+    with driver.one_line_errors(__doc__):
         run_dir = " ".join(sys.argv[1:])
         picture = look(run_dir)
         if picture is not None:

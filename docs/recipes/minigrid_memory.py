@@ -9,10 +9,10 @@
 As in Pleines et al. (recurrent-ppo-truncated-bptt), the agent sees 3 x 3 cells, and turns left,
 turns right or walks. Which way is right is the exclusive or of what it saw and what it
 sees now, so neither helps alone: returns stay at chance for hundreds of thousands of steps. Three
-things shorten the wait, and make it an easier task than their pixels are: forget gates begin nearly
-open, with a bias of FORGET; a cell's kind sets one of five inputs to SCALE, and its colour is
-left out; and there are many gradient steps, each on two environments, at a high entropy
-coefficient.
+things shorten the wait. Forget gates begin nearly open, with a bias of FORGET. A cell's kind sets
+one of five inputs to SCALE, and its colour is left out; that also makes the task easier than the
+original's pixels. And in rppo_lstm there are many gradient steps, each on two environments, at a
+high entropy coefficient.
 
 With --pixels the recipe images reads 84 x 84 pixels. Its CNN is not trained here, for at this
 learning rate its units soon saturate. Each of 16 random kernels covers a cell. Their means are
@@ -94,12 +94,12 @@ def use(script):
             args = replace(args, env_id=args.env_id.replace("-v0", "Pixels-v0"))
         return make_envs(args, *inputs, **options)
 
-    preset = dict(
-        total_timesteps=1_500_000, num_envs=16, num_minibatches=8, learning_rate=1e-3, ent_coef=0.03
-    )
-    if script.__name__ == "rppo_lstm":
-        presets = {(f"MemoryS{size}-v0", False): preset for size in (7, 9, 11, 13)}
-        script.PRESETS = {**script.PRESETS, **presets}
+    preset = dict(total_timesteps=1_500_000, num_envs=16, num_minibatches=8, learning_rate=1e-3,
+                  ent_coef=0.03)  # fmt: skip
+    if script.__name__ != "rppo_lstm":
+        preset = dict(memory="lstm")
+    presets = {(f"MemoryS{size}-v0", False): preset for size in (7, 9, 11, 13)}
+    script.PRESETS = {**script.PRESETS, **presets}
     script.Args = Args
     script.FIXED = (*script.FIXED, "pixels")
     script.Agent = GridAgent

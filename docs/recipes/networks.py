@@ -6,8 +6,9 @@
     python docs/recipes/networks.py trpo --layers-before 400,300 --no-orthogonal
 
 A flag lists the units of each layer, separated by commas; "none" is no layer. Before the memory is
-the encoder; after it are layers that actor and critic share, and then each one's own. In trpo and
-ppo1_mpi the critic is a network of its own: --critic-layers-before and --critic-layers-after.
+the encoder; after it are layers that actor and critic share, and then each one's own. The critic's
+head has the actor's sizes unless --critic-layers-after gives others. In trpo and ppo1_mpi, whose
+critic is a network of its own, --critic-layers-before does the same for its encoder.
 Two recipes come along: activations, with --activation and --no-orthogonal, and critics, whose flags
 say what a critic reads.
 """
@@ -21,16 +22,14 @@ DEPTHS = {"rppo_gru_atari": 0, "trpo": 2, "ppo1_mpi": 2}  # layers of a script's
 
 
 class Head(nn.Sequential):
-    """Layers, and then a script's last one; what a script asks of that one it has, too."""
+    """Hidden layers, then a script's output layer, whose sizes and weight it shows as its own."""
 
     def __init__(self, inputs, layers, last):
         super().__init__(*layers, last)
         self.in_features = inputs
         self.out_features = last.out_features
 
-    @property
-    def weight(self):
-        return self[-1].weight
+    weight = property(lambda self: self[-1].weight)
 
 
 def mlp(script, inputs: int, flag: str):
@@ -44,7 +43,7 @@ def mlp(script, inputs: int, flag: str):
 
 
 def rebuilt(script, old, flag: str):
-    """The same, for a network in which they replace its layers; Atari's CNN has 512 features."""
+    """The same, in place of an old network's linear layers. Atari's CNN has 512 features."""
     parts = old if isinstance(old, nn.Sequential) else [old]
     kept = [layer for layer in parts if not isinstance(layer, (nn.Linear, nn.Tanh))]
     inputs = next((layer.in_features for layer in parts if isinstance(layer, nn.Linear)), 512)
@@ -67,6 +66,8 @@ def use(script):
             units = [str(getattr(args, "encoder_size", 0))] * DEPTHS.get(script.__name__, 1)
             before = args.layers_before or ",".join(units) or "none"
             critic_before = args.critic_layers_before or before
+            fits = args.critic_layers_before is None or hasattr(args, "memory")
+            script.check(fits, "--critic-layers-before: only in trpo and ppo1_mpi")
             self.encoder, features = rebuilt(script, self.encoder, before)
             critic_features = features
             if hasattr(self, "critic_encoder"):

@@ -6,9 +6,9 @@
 
 The memory task of Pleines et al. (recurrent-ppo-truncated-bptt). The goals, +1 and -1 in random
 order, are visible in the first three observations only: two steps in which nothing moves, and the
-one where the first move is chosen. Each step after them costs 0.1; the end of a side gives 1.6
-times its goal. The optimum is a mean return of 1.2 with a success of 100 %; the best policy without
-memory gets 70 %.
+one where the first move is chosen. Each move costs 0.1, except one that reaches an end: that gives
+1.6 times the goal there. The optimum is a mean return of 1.2 with a success of 100 %; the best
+policy without memory gets 70 %.
 
 How a run can fail, as one of 18 did with an earlier version of the script: within ten rollouts the
 policy always walked to one side, with an entropy of 0.1. The critic, which had seen the goals, then

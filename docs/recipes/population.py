@@ -71,5 +71,5 @@ def main(number: str = "", *words: str) -> None:
 
 
 if __name__ == "__main__":
-    with driver.one_line_errors():
+    with driver.one_line_errors(__doc__):
         main(*sys.argv[1:])

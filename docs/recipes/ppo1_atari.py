@@ -8,7 +8,8 @@ Games are those of rppo_gru_atari: ale_py's vector environments do what baseline
 no-ops at the start, every fourth frame, 84 x 84 pixels in grey. Rewards count by their sign; logs
 have the game's score. Two things are different: four frames are an observation (--frame-stack 1 for
 baselines' one), and a lost life ends no episode. The CNN is that of the recipe images; policy and
-critic share it, as in baselines. trpo trains them apart, so there each has one.
+critic share it, as in baselines. trpo trains them apart, so there each has one. The preset is
+for ppo1_mpi and the games in GAMES; for others give its flags yourself.
 """
 
 from dataclasses import dataclass

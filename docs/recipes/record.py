@@ -37,7 +37,7 @@ def record(run_dir: str, file: str, episodes: int) -> None:
 
 
 if __name__ == "__main__":
-    with driver.one_line_errors():
+    with driver.one_line_errors(__doc__):
         if len(sys.argv) != 4:
             raise ValueError("usage: record.py runs/EXPERT expert.npz EPISODES")
         record(sys.argv[1], sys.argv[2], int(sys.argv[3]))

@@ -3,10 +3,10 @@
     python docs/recipes/sb3_weights.py model.zip CartPole-v1 runs/RUN  # pip install ".[peers]"
     python docs/recipes/use.py --play runs/RUN                         # or --resume, with flags
 
-The model is an MlpLstmPolicy of any number and size of layers, with each of its three critics and
-with or without gSDE. The run is one of rppo_lstm, or of rppo_continuous, with the recipes that have
-the same layers: networks, and stacked_lstm or sde where it needs them. Observations are vectors
-that no VecNormalize has changed. The optimiser's state is not taken along.
+The model is an MlpLstmPolicy of any number and size of layers, with any of its three kinds of
+critic and with or without gSDE. The run is one of rppo_lstm, or of rppo_continuous, with the
+recipes that have the same layers: networks, and stacked_lstm or sde where it needs them.
+Observations are vectors that no VecNormalize has changed. The optimiser's state is not taken along.
 """
 
 import sys

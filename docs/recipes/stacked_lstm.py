@@ -26,9 +26,7 @@ class Stack(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.rows = [2 if isinstance(layer.cell, nn.LSTMCell) else 1 for layer in layers]
 
-    @property
-    def cell(self):
-        return self.layers[0].cell
+    cell = property(lambda self: self.layers[0].cell)
 
     def unpack(self, state):
         """state (rows, N, W) -> each layer's own: (2, N, H) of an LSTM, (1, N, H) of a GRU."""
@@ -55,7 +53,8 @@ class Stack(nn.Module):
 def use(script):
     script.check("feedforward" not in driver.applied(script), "stacked_lstm: not with feedforward")
     memory = driver.memory_name(script)
-    kinds = {"lstm": ResetLSTM, "gru": ResetGRU, memory[5:].lower(): getattr(script, memory)}
+    own = memory.removeprefix("Reset").lower()
+    kinds = {"lstm": ResetLSTM, "gru": ResetGRU, own: getattr(script, memory)}
 
     @dataclass
     class Args(script.Args):

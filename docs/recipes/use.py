@@ -116,10 +116,10 @@ def without_warning(script, words: str) -> None:
 
 
 def numbers(script, name: str, words: str) -> list[int]:
-    """The whole numbers above 0 that a flag has, with commas."""
+    """The positive integers that a flag has, separated by commas."""
     split = words.split(",")
     fits = all(word.isdecimal() and int(word) > 0 for word in split)
-    script.check(fits, f"{name} {words!r}: must be whole numbers above 0, with commas")
+    script.check(fits, f"{name} {words!r}: must be positive integers, separated by commas")
     return [int(word) for word in split]
 
 
@@ -183,8 +183,12 @@ def flag(name: str) -> str | None:
 
 
 @contextmanager
-def one_line_errors():
-    """What a program refuses becomes one line, of the first MPI rank, and exit code 2."""
+def one_line_errors(about: str = ""):
+    """What a program refuses becomes one line, of the first MPI rank, and exit code 2. --help
+    prints what the program is about."""
+    if about and sys.argv[1:] in (["--help"], ["-h"]):
+        print(about, end="")  # in one write, for `--help | head`
+        sys.exit()
     try:
         yield
     except (ValueError, OSError, ModuleNotFoundError) as error:
@@ -198,7 +202,7 @@ def main(recipe: str = "", default: str = "rppo_lstm") -> None:
     named = ""
     names = [recipe] if recipe else []
     if not recipe and sys.argv[1:] in (["--help"], ["-h"]):
-        print(__doc__, end="")  # in one write, for `--help | head`
+        print(f"{__doc__}\nRecipes: {', '.join(RECIPES)}.")
         return
     if sys.argv[1:] and not sys.argv[1].startswith("-"):
         named = sys.argv.pop(1).removesuffix(".py")

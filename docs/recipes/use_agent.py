@@ -93,7 +93,7 @@ class Policy:
 
 
 if __name__ == "__main__":
-    with driver.one_line_errors():
+    with driver.one_line_errors(__doc__):
         policy = Policy(" ".join(sys.argv[1:]))
         obs, info = policy.envs.reset(seed=policy.args.seed)
         done = [False]

@@ -46,7 +46,9 @@ def use(script):
                     weights = overlapping(self.state_dict(), weights)
                 self.load_state_dict(weights)
             except Exception as error:  # a damaged file can raise anything
-                text = f"--init-from: {file} cannot be used: {error!r:.200}; try --overlap"
+                text = f"--init-from: {file} cannot be used: {error!r:.200}"
+                if isinstance(error, RuntimeError) and not args.overlap:  # of other shapes
+                    text += "; try --overlap"
                 raise script.ArgumentError(text) from error
             if args.init_noise > 0:
                 for weight in self.parameters():

@@ -57,7 +57,7 @@ MUTANTS = [
     ("each process stops early on its own", 'means[LOSSES.index("approx_kl")] > 1.5', "kl > 1.5", GAMES),
     ("each process begins with weights of its own", "            weight.data.copy_(all_sum(first))\n", "            pass\n", GAMES),
     ("only as many processes continue a run", "            if len(saved[\"rng\"]) == WORLD_SIZE:  # else it continues, not bit for bit\n", "            if True:\n", GAMES),
-    ("all processes draw the same noise", "10_000 * (1 + RANK)", "10_000", GAMES),
+    ("all processes draw the same noise", "10_000 * (1 + RANK))", "10_000)", GAMES),
     ("all processes play the same games", "run.step + N * RANK)", "run.step)", GAMES),
     ("threads of the process group outlive training", "        dist.destroy_process_group()\n", "        pass\n", GAMES),
     ("each process begins with its own weights", "    seed_everything(args.seed)\n    T, N", "    seed_everything(args.seed + RANK)\n    T, N", GAMES),
