@@ -812,17 +812,21 @@ def test_one_process_continues_a_run_of_two(runs, tmp_path):
         assert not torch.equal(ends[0]["agent"][name], x)
 
 
-def test_each_process_resumes_with_its_own_random_numbers(runs, monkeypatch):
+@pytest.mark.parametrize("processes", [2, 3])
+def test_each_process_resumes_with_its_own_random_numbers(runs, monkeypatch, processes):
+    """The last of two or of three; two have saved theirs."""
     folder, *_ = runs
     saved = rppo.load(folder / "runs/same2")
-    monkeypatch.setattr(rppo, "WORLD_SIZE", 2)
-    monkeypatch.setattr(rppo, "RANK", 1)
+    monkeypatch.setattr(rppo, "WORLD_SIZE", processes)
+    monkeypatch.setattr(rppo, "RANK", processes - 1)
     args = rppo.Args(**saved["args"] | {"resume": str(folder / "runs/same2")})
     envs = rppo.make_envs(args, 2)
     agent = rppo.Agent(envs, args)
     optimizer = torch.optim.Adam(agent.parameters(), eps=1e-5, fused=True)
     run = rppo.Run(args, envs, agent, optimizer)
-    assert torch.equal(torch.get_rng_state(), saved["rng"][1])
+    state = torch.get_rng_state()
+    torch.manual_seed(args.seed + 10_000 * processes + saved["step"])
+    assert torch.equal(state, saved["rng"][1] if processes == 2 else torch.get_rng_state())
     loaded, expected = optimizer.state_dict()["state"], saved["optimizer"]["state"]
     assert loaded.keys() == expected.keys() == set(range(len([*agent.parameters()])))
     for name, x in expected.items():

@@ -1,13 +1,16 @@
 """Recipes of environments: their rules, and what a wrapper makes of observations and rewards."""
 
 import json
+import signal
+import subprocess
+import sys
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from gymnasium.utils.env_checker import check_env
-from recipe_tools import driver, needs, reopened, run
+from recipe_tools import FOLDER, driver, needs, reopened, run
 
 
 def test_poc_memory():
@@ -287,6 +290,18 @@ def test_minigrid_memory_tells_objects_apart_by_pixels_as_by_symbols(name):
             weight = agent.encoder[0].cnns[0][0].weight
             assert weight.mean((1, 2, 3)).abs().max() < 1e-6 and weight.shape == (16, 3, 28, 28)
     assert 4 < apart[True] < 7 and 2 < apart[False] < 4
+
+
+def test_kill_ends_a_run_of_memory_gym(tmp_path):
+    """SDL takes SIGTERM for the closing of a window, unless it is told not to."""
+    pytest.importorskip("memory_gym")
+    program = (
+        f"import os, signal, sys; sys.path.insert(0, {str(FOLDER)!r}); import memory_gym_tasks\n"
+        "memory_gym_tasks.make('MortarMayhem-Grid-v0', {}); os.kill(os.getpid(), signal.SIGTERM)\n"
+        "print('alive')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True)
+    assert done.returncode == -signal.SIGTERM
 
 
 @pytest.mark.parametrize("env_id, name", [("MortarMayhem-Grid-v0", "rppo_lstm"),

@@ -399,6 +399,19 @@ def test_programs_that_take_a_run_have_help(name, monkeypatch, capsys):
     assert not ended.value.code and f"python docs/recipes/{name}.py" in out
 
 
+@pytest.mark.parametrize("name", ["poc_memory", "minigrid_memory"])
+def test_a_recipe_that_is_a_program_registers_its_tasks_once(name, tmp_path):
+    """Else Gymnasium warned of each, before anything else was printed."""
+    if name == "minigrid_memory":
+        pytest.importorskip("minigrid")
+    flags = "--num-envs 2 --num-steps 16 --num-minibatches 2 --total-timesteps 32 --eval-episodes 0"
+    done = subprocess.run(
+        [sys.executable, str(FOLDER / f"{name}.py"), *flags.split()], cwd=tmp_path,
+        capture_output=True, text=True, env={**os.environ, "TQDM_DISABLE": "1"},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def one_line(words, tmp_path, code=2):
     """A program's only line of stderr, without "error: "."""
     done = subprocess.run(

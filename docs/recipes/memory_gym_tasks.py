@@ -9,7 +9,7 @@ Pleines et al. 2023. pip install --no-deps memory-gym==1.0.2: its pinned depende
 --no-deps leaves yours as they are. --task has what the environments take as reset(options=...). The
 recipe images comes along, for its CNN. Three things are added: an episode of Mystery Path that
 reaches its step limit is truncated, where the environment says terminated; closing one environment
-leaves pygame running for the others; and sound is off.
+leaves pygame running for the others; sound is off.
 """
 
 import json
@@ -57,12 +57,12 @@ class Task(gym.Wrapper):
 def make(name: str, options: dict, pool: int = 0, render_mode=None):
     """The environment; its package registers it."""
     os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
+    os.environ.setdefault("SDL_NO_SIGNAL_HANDLERS", "1")  # else `kill` does not end a run
     try:
         env = gym.make(f"memory_gym:{name}", render_mode=render_mode, disable_env_checker=True)
     except ModuleNotFoundError as error:
-        raise gym.error.DependencyNotInstalled(
-            f"{error}; pip install --no-deps memory-gym==1.0.2"
-        ) from error
+        hint = f"{error}; pip install --no-deps memory-gym==1.0.2"
+        raise gym.error.DependencyNotInstalled(hint) from error
     return Task(env, options, pool)
 
 

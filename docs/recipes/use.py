@@ -201,6 +201,9 @@ def main(recipe: str = "", default: str = "rppo_lstm") -> None:
     """Runs the script and the recipes that the command line names; all flags are the script's."""
     named = ""
     names = [recipe] if recipe else []
+    program = sys.modules["__main__"]
+    if Path(getattr(program, "__file__", "")).stem == recipe:
+        sys.modules[recipe] = program  # else it would be imported again, and register tasks twice
     if not recipe and sys.argv[1:] in (["--help"], ["-h"]):
         print(f"{__doc__}\nRecipes: {', '.join(RECIPES)}.")
         return
