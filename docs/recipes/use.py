@@ -184,8 +184,7 @@ def flag(name: str) -> str | None:
 
 @contextmanager
 def one_line_errors(about: str = ""):
-    """What a program refuses becomes one line, of the first MPI rank, and exit code 2. --help
-    prints what the program is about."""
+    """What a program refuses becomes one line, of rank 0, and exit code 2. --help prints about."""
     if about and sys.argv[1:] in (["--help"], ["-h"]):
         print(about, end="")  # in one write, for `--help | head`
         sys.exit()
@@ -199,19 +198,17 @@ def one_line_errors(about: str = ""):
 
 def main(recipe: str = "", default: str = "rppo_lstm") -> None:
     """Runs the script and the recipes that the command line names; all flags are the script's."""
+    about = "" if recipe or sys.argv[2:] else f"{__doc__}\nRecipes: {', '.join(RECIPES)}.\n"
     named = ""
     names = [recipe] if recipe else []
     program = sys.modules["__main__"]
     if Path(getattr(program, "__file__", "")).stem == recipe:
         sys.modules[recipe] = program  # else it would be imported again, and register tasks twice
-    if not recipe and sys.argv[1:] in (["--help"], ["-h"]):
-        print(f"{__doc__}\nRecipes: {', '.join(RECIPES)}.")
-        return
     if sys.argv[1:] and not sys.argv[1].startswith("-"):
         named = sys.argv.pop(1).removesuffix(".py")
         if not recipe and sys.argv[1:] and not sys.argv[1].startswith("-"):
             names = sys.argv.pop(1).split(",")
-    with one_line_errors():
+    with one_line_errors(about):
         name = named or (default if recipe else "")
         if old_run := flag("play") or flag("resume"):
             name, *more = made_by(old_run)
