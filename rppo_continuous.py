@@ -274,7 +274,7 @@ class Agent(nn.Module):
         obs, state, final = check_inputs(self, obs, state, final)
         tensor = partial(torch.as_tensor, device=state.device)
         h, _, state = self.step(tensor(obs), state)
-        # Sampled actions have new noise at each step, under gSDE, too.
+        # Sampled actions have new noise at each step, even with gSDE.
         actions = self.actor(h) if deterministic else self.act(h, self.sample_noise(len(h)))
         state = state.where(tensor(~final)[:, None], 0.0)
         return to_env(actions, self.action_space), state

@@ -248,7 +248,7 @@ class Agent(nn.Module):
 
     def forward(self, obs, legal, state, final, every: int = 1) -> Independent:
         """Sequences: normalised obs (L, B, n), legal (L, B, K, A), the state before them (2, B, H),
-        final (L, B) -> the policy in the M steps that count: in every k-th of an environment."""
+        final (L, B) -> the policy in M steps that count: an environment's every k-th (`every`)."""
         count = (~final).cumsum(0) - 1  # an environment's earlier steps that count
         chosen = ~final & (count % every == 0)
         if self.args.memory == "none":
@@ -430,7 +430,7 @@ def conjugate_gradient(product, b: Tensor, max_steps: int) -> Tensor:
 
 @torch.no_grad()
 def line_search(policy, old, parameters, args: Args, actions, advantage, step):
-    """Takes the first fraction of step (P,) that passes, if any -> KL, improvement, fraction."""
+    """Takes the largest part of step (P,) that improves in the region -> KL, improvement, part."""
     parameters = list(parameters)  # a generator would be empty the second time
     theta = nn.utils.parameters_to_vector(parameters)
     check_shapes(theta.shape, step=step)
@@ -499,7 +499,7 @@ def train(args: Args) -> Agent:
     agent = Agent(envs, args).to(device)
     optimizer = torch.optim.Adam(agent.critic.parameters(), eps=1e-5, fused=True)  # lr is set below
     run = Run(args, envs, agent, optimizer)
-    optimizer.param_groups[0]["lr"] = args.learning_rate  # Run loads a resumed run's
+    optimizer.param_groups[0]["lr"] = args.learning_rate  # Run may have loaded another
     tensor = partial(torch.as_tensor, device=device)
     # NumPy holds what environments return, torch what the agent computes.
     obs = np.zeros((T + 1, N, spaces.flatdim(envs.single_observation_space)), np.float32)

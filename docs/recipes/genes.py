@@ -37,7 +37,7 @@ def names_of(script) -> list[str]:
     left_out = {name for name in known if driver.flag(name.replace("_", "-")) is not None}
     if hasattr(script.Args, "layers_before"):  # which replaces it
         left_out.add("encoder_size")
-    if getattr(script.Args, "cnn_kernels", "").count(",") != 2:  # not as many as channels here
+    if getattr(script.Args, "cnn_kernels", "").count(",") != 2:  # SIZES has three channels
         left_out.add("cnn_channels")
     return [name for name in known if hasattr(script.Args, name) and name not in left_out]
 

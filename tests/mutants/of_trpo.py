@@ -42,7 +42,7 @@ MUTANTS = [
     ("the critic's minibatches are not shuffled", "torch.randperm(len(inputs))", "torch.arange(len(inputs))", TRPO),
     ("half of the critic's loss", "loss = nn.functional.mse_loss(", "loss = 0.5 * nn.functional.mse_loss(", TRPO),
     ("the critic learns advantages", "returns = tensor(advantages + v[:T])[mask]", "returns = tensor(advantages)[mask]", TRPO),
-    ("the critic's learning rate is the saved one", '    optimizer.param_groups[0]["lr"] = args.learning_rate  # Run loads a resumed run\'s\n', "", RUN),
+    ("the critic's learning rate is the saved one", '    optimizer.param_groups[0]["lr"] = args.learning_rate  # Run may have loaded another\n', "", RUN),
     # Its rollout, and the steps that count
     ("replay without resets", "self.lstm(self.encoder(obs), state, final)", "self.lstm(self.encoder(obs), state, final & False)", TRPO),
     ("replay from zeros instead of the stored state", "first_state, ~mask", "0 * first_state, ~mask", TRPO),
