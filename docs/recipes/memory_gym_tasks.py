@@ -7,7 +7,8 @@
 
 Pleines et al. 2023. pip install --no-deps memory-gym==1.0.2: its pinned dependencies are old, and
 --no-deps leaves yours as they are. --task has what the environments take as reset(options=...). The
-recipe images comes along, for its CNN. Three things are added: an episode of Mystery Path that
+recipe images comes along, for its CNN; with --cnn-channels 32 --cnn-kernels 12 --cnn-strides 12
+training is three times as fast on a CPU. Three things are added: an episode of Mystery Path that
 reaches its step limit is truncated, where the environment says terminated; closing one environment
 leaves pygame running for the others; sound is off.
 """
