@@ -430,7 +430,7 @@ def conjugate_gradient(product, b: Tensor, max_steps: int) -> Tensor:
 
 @torch.no_grad()
 def line_search(policy, old, parameters, args: Args, actions, advantage, step):
-    """Takes the largest part of step (P,) that improves in the region -> KL, improvement, part."""
+    """Tries step (P,), then shorter ones, until one passes -> KL, improvement, its fraction."""
     parameters = list(parameters)  # a generator would be empty the second time
     theta = nn.utils.parameters_to_vector(parameters)
     check_shapes(theta.shape, step=step)

@@ -21,7 +21,7 @@ class SquashedBox(spaces.Box):
 
 
 def before_tanh(actions, space):
-    """actions (..., K) between the bounds -> u: they are tanh(u), stretched to the bounds."""
+    """Actions (..., K) between the bounds -> what they were before the tanh, (..., K)."""
     low, high = (torch.as_tensor(x.ravel(), dtype=actions.dtype) for x in (space.low, space.high))
     share = 2 * (actions - low) / (high - low) - 1
     return share.clamp(-1 + 1e-6, 1 - 1e-6).atanh()  # at a bound u is infinite
