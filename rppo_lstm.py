@@ -5,25 +5,24 @@
 """Recurrent PPO: proximal policy optimisation for tasks that need memory.
 
     python rppo_lstm.py --env-id CartPole-v1 --mask-velocity  # train
-    python rppo_lstm.py --play runs/RUN  # watch the agent
+    python rppo_lstm.py --play runs/RUN                       # watch the agent
 
 PPO: Schulman et al. 2017, arXiv:1707.06347. GAE: Schulman et al. 2016, arXiv:1506.02438.
 
 A rollout is T time steps of N environments; its arrays are (T, N, ...). When an episode ends,
-Gymnasium's vector environments return its last observation as a time step of its own. We call
-that step final:
+Gymnasium's vector environments return its last observation as a time step of its own (autoreset
+mode NEXT_STEP). We call that step final:
 
-    t   obs                          action    final
-    4   the episode's last but one   played            terminated[4] or truncated[4] is set
-    5   the episode's last           ignored   yes     after it, the agent's state is set to zero
-    6   the next episode's first     played
+    t   obs[t]                       action[t]   final[t]
+    4   the episode's last but one   played      no         terminated[4] or truncated[4] is set
+    5   the episode's last           ignored     yes        then the memory is set to zero
+    6   the next episode's first     played      no
 
-A final step counts in no loss: its action did nothing. But its value, computed with the state
+A final step counts in no loss: its action did nothing. But its value, computed with the memory
 that the agent has there, stands for the rewards that a time limit cut off.
 
-Letters in shapes: T time steps, N environments; S sequences of L steps, B of them in a minibatch;
-M steps that count; n numbers in an observation, F features, H hidden units; K components of an
-action, A choices of each.
+Shapes: T time steps, N environments; S sequences of L steps, B of them in a minibatch; M steps that
+count; n numbers in an observation, F features, H hidden units; A actions.
 """
 
 import json
@@ -33,9 +32,7 @@ import shlex
 import sys
 import time
 import traceback
-import warnings
-import zipfile
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -51,21 +48,22 @@ from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-SCRIPT = "rppo_lstm"
+SCRIPT, VERSION = "rppo_lstm", "0.2.0"
 
 
 @dataclass
 class Args:
     env_id: str = "CartPole-v1"  # Gymnasium's id; my_module:MyEnv-v0 imports my_module
+    env_kwargs: str = "{}"  # the environment's own arguments, in JSON
     mask_velocity: bool = False  # hide velocities: the task needs memory
     async_envs: bool = False  # a process for each environment
-    total_timesteps: int = 500_000  # environment steps to train for
-    seed: int = 1  # the same seed gives the same run
+    total_timesteps: int = 100_000  # environment steps to train for
+    seed: int = 1  # the same seed gives the same run; two seeds share no episode
     cuda: bool = False  # train on the GPU
     torch_threads: int = 1  # CPU threads; 0: torch's choice
 
     num_envs: int = 8  # parallel environments (N)
-    num_steps: int = 128  # time steps of a rollout (T)
+    num_steps: int = 256  # time steps of a rollout (T)
     seq_len: int = 0  # length of a sequence (L), through which gradients flow; 0: T
     num_minibatches: int = 4  # minibatches in an epoch, each of whole sequences
     update_epochs: int = 4  # passes over a rollout
@@ -76,14 +74,13 @@ class Args:
 
     encoder_size: int = 64  # units of the layer before the LSTM
     hidden_size: int = 128  # units of the LSTM (H)
-    separate_critic: bool = False  # the critic has a memory of its own
     ablate_memory: bool = False  # a control: no state between steps, L = 1
 
-    learning_rate: float = 1e-3  # Adam's, at first
+    learning_rate: float = 2e-3  # Adam's, at first
     anneal_lr: bool = True  # the learning rate falls linearly to 0
     clip_coef: float = 0.2  # epsilon of the surrogate
     ent_coef: float = 0.0  # weight of the entropy bonus
-    vf_coef: float = 0.5  # weight of the value loss
+    vf_coef: float = 0.5  # weight of the value loss, 0.5 (V - R)^2; Stable-Baselines3 has no 0.5
     max_grad_norm: float = 0.5  # gradients are clipped to this norm
     target_kl: float = np.inf  # an update ends when the estimated KL exceeds 1.5 times this
 
@@ -97,33 +94,24 @@ class Args:
     render: Literal["human", "video", "none"] = "human"  # --play: a window, RUN/videos, or returns
 
 
-CARTPOLE = dict(total_timesteps=100_000, num_steps=256, update_epochs=10, gamma=0.995)
-PRESETS = {  # better defaults for a task: (env_id, mask_velocity)
-    ("CartPole-v1", False): CARTPOLE,
-    ("CartPole-v1", True): dict(CARTPOLE, learning_rate=2e-3),
-}
-FIXED = (  # the agent's shape and what it sees: --resume and --play cannot change them
-    "env_id", "mask_velocity", "encoder_size", "hidden_size", "separate_critic", "ablate_memory",
-    "norm_obs",
-)  # fmt: skip
-LOSSES = "policy_loss", "value_loss", "entropy", "approx_kl"  # what is logged
-# What --mask-velocity hides of an observation
-VELOCITIES = {"CartPole": [1, 3], "MountainCar": [1], "Pendulum": [2], "LunarLander": [2, 3, 5]}
+# What is logged of each minibatch
+METRICS = "policy_loss", "value_loss", "entropy", "approx_kl", "clipfrac", "grad_norm"
 
 
 class ResetLSTM(nn.Module):
     """An LSTM whose state is zero after every final step, and that replays a sequence in one call.
 
     Its definition is a loop over time: state = cell(x[t], state), then state = 0 if final[t]. One
-    call of torch.lstm for all steps is much faster, but cannot stop to reset the state. It need
-    not: no loss reads the output of a final step, so on replay we may give it an input that makes
-    the step itself the reset.
+    call of torch.lstm for all steps is much faster, but can't stop to reset the state. It needn't:
+    no loss reads the output of a final step, so on replay we get to choose that step's input, and
+    choose one that makes the step itself the reset.
 
     x gets one more feature, with constant weights: 1 to the input and forget gates, 0 to the
     others. It is 0 on ordinary steps. On a final step it is -1e4, and the rest of x is 0. Then,
     exactly in floating point, and with no gradient:
 
-        i = f = sigmoid(U h + b - 1e4) = 0,    c' = f c + i g = 0,    h' = o tanh(c') = 0
+        i = sigmoid(U_i h + b_i - 1e4) = 0,  f = sigmoid(U_f h + b_f - 1e4) = 0
+        c' = f c + i g = 0,                  h' = o tanh(c') = 0
     """
 
     def __init__(self, input_size: int, hidden_size: int):
@@ -135,30 +123,46 @@ class ResetLSTM(nn.Module):
         nn.init.zeros_(self.cell.bias_hh)
         # Gates i, f, g, o. An open forget gate remembers (Gers et al. 2000).
         nn.init.ones_(self.cell.bias_ih[hidden_size : 2 * hidden_size])
-        closes = torch.tensor([[1.0], [1.0], [0.0], [0.0]])
-        self.closes = nn.Buffer(closes.repeat_interleave(hidden_size, 0), persistent=False)
+        # The weights of the extra feature, (4 H, 1), and the input of a final step, (F + 1,)
+        gates = torch.tensor([[1.0], [1.0], [0.0], [0.0]]).repeat_interleave(hidden_size, 0)
+        self.gates = nn.Buffer(gates, persistent=False)
         self.reset = nn.Buffer(torch.tensor([0.0] * input_size + [-1e4]), persistent=False)
 
-    def step(self, x: Tensor, state: Tensor) -> Tensor:
-        """One step: x (N, F), state (2, N, H), that is h and c -> the next state."""
-        return torch.stack(self.cell(x, (state[0], state[1])))
+    def initial_state(self, num_envs: int) -> Tensor:
+        """Of any memory: zeros (rows, N, ...). Here h and c, (2, N, H)."""
+        return self.reset.new_zeros(2, num_envs, self.cell.hidden_size)
+
+    def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """One step, which doesn't reset: x (N, F), state (2, N, H) -> h (N, H), the next state."""
+        h, c = self.cell(x, (state[0], state[1]))
+        return h, torch.stack([h, c])
 
     def forward(self, x: Tensor, state: Tensor, final: Tensor) -> Tensor:
         """Sequences: x (L, B, F), the state before them (2, B, H), final (L, B) -> h (L, B, H)."""
         cell = self.cell
         L, B = x.shape[:2]
-        check_shapes((L, B, cell.input_size), x=x)  # torch.lstm does not, and crashes
-        check_shapes((2, B, cell.hidden_size), state=state)
-        check_shapes((L, B), final=final)
+        # torch.lstm checks nothing, and can crash the process.
+        assert x.shape == (L, B, cell.input_size), f"x is {tuple(x.shape)}"
+        assert final.shape == (L, B), f"final is {tuple(final.shape)}"
+        assert state.shape == (2, B, cell.hidden_size), f"state is {tuple(state.shape)}"
         x = nn.functional.pad(x, (0, 1))  # (L, B, F + 1)
-        x = torch.where(final.bool().unsqueeze(-1), self.reset, x)
-        weight_ih = torch.cat([cell.weight_ih, self.closes], 1)  # (4 H, F + 1)
+        x = torch.where(final.unsqueeze(-1), self.reset, x)
+        weight_ih = torch.cat([cell.weight_ih, self.gates], 1)  # (4 H, F + 1)
         h, _, _ = torch.lstm(  # what nn.LSTM calls
             x, (state[:1], state[1:]), [weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh],
             has_biases=True, num_layers=1, dropout=0.0, train=self.training, bidirectional=False,
             batch_first=False,
         )  # fmt: skip
         return h
+
+
+def reset_state(state: Tensor, final) -> Tensor:
+    """state (rows, N, ...) -> the same, but zero in those of the N environments that are final."""
+    if not final.any():
+        return state
+    state = state.clone()
+    state[:, torch.as_tensor(final, device=state.device)] = 0.0
+    return state
 
 
 def linear(inputs: int, outputs: int, std: float = 2**0.5) -> nn.Linear:
@@ -170,28 +174,23 @@ def linear(inputs: int, outputs: int, std: float = 2**0.5) -> nn.Linear:
 
 
 class Agent(nn.Module):
-    """Encoder and LSTM, then actor and critic. state is (2, N, H): the LSTM's h and c. A separate
-    critic has an LSTM of its own, and state is (4, N, H)."""
+    """Encoder and LSTM, then actor and critic, which both read the LSTM's output h."""
 
     def __init__(self, envs, args: Args):
         super().__init__()
         self.args = args
         self.action_space = envs.single_action_space
-        choices = num_choices(self.action_space)  # (K,)
-        self.exists = np.arange(choices.max()) < choices[:, None]  # (K, A)
+        check_actions(self.action_space)
         inputs = spaces.flatdim(envs.single_observation_space)
         self.encoder = nn.Sequential(linear(inputs, args.encoder_size), nn.Tanh())
         self.lstm = ResetLSTM(args.encoder_size, args.hidden_size)
-        if args.separate_critic:
-            self.critic_lstm = ResetLSTM(args.encoder_size, args.hidden_size)
-        self.actor = linear(args.hidden_size, self.exists.size, std=0.01)
+        self.actor = linear(args.hidden_size, int(self.action_space.n), std=0.01)
         self.critic = linear(args.hidden_size, 1, std=1.0)
         self.return_stats = RunningMeanStd(())
         self.obs_stats = RunningMeanStd((inputs,))
 
     def initial_state(self, num_envs: int) -> Tensor:
-        rows = 4 if self.args.separate_critic else 2
-        return self.actor.weight.new_zeros(rows, num_envs, self.args.hidden_size)
+        return self.lstm.initial_state(num_envs)
 
     def normalize(self, obs: Tensor) -> Tensor:
         """obs (..., n), as the environments return them -> as the networks take them."""
@@ -200,91 +199,50 @@ class Agent(nn.Module):
         std = (self.obs_stats.var + 1e-8).sqrt()
         return ((obs - self.obs_stats.mean) / std).clamp(-10, 10).to(obs.dtype)
 
-    def log_probs(self, h: Tensor, legal: Tensor) -> Tensor:
-        """h (..., H), legal choices (..., K, A) -> log-probabilities (..., K, A)."""
-        logits = self.actor(h).unflatten(-1, self.exists.shape)
-        return logits.masked_fill(~legal, -1e9).log_softmax(-1)  # not -inf: 0 * inf is NaN
-
-    def step(self, obs: Tensor, legal: Tensor, state: Tensor):
-        """obs (N, n), legal (N, K, A), state -> log-probabilities (N, K, A), value (N,), state."""
-        x = self.encoder(self.normalize(obs))
-        next_state = self.lstm.step(x, state[:2])
-        if self.args.separate_critic:
-            next_state = torch.cat([next_state, self.critic_lstm.step(x, state[2:])])
-        logp = self.log_probs(next_state[0], legal)
-        value = self.critic(next_state[-2]).squeeze(-1)  # the critic's h, or the shared one
+    def step(self, obs: Tensor, lstm_state: Tensor):
+        """obs (N, n) -> log-probabilities of all actions (N, A), value (N,), the next state."""
+        h, lstm_state = self.lstm.step(self.encoder(self.normalize(obs)), lstm_state)
         if self.args.ablate_memory:
-            next_state = torch.zeros_like(next_state)
-        return logp, value, next_state
+            lstm_state = torch.zeros_like(lstm_state)
+        return self.actor(h).log_softmax(-1), self.critic(h).squeeze(-1), lstm_state
 
-    def evaluate_actions(self, obs, legal, state, final, actions):
-        """Sequences: obs (L, B, n), legal (L, B, K, A), the state before them (2 or 4, B, H),
-        final (L, B), actions (L, B, K) -> logprob, entropy, value (M,) of the steps that count."""
-        x = self.encoder(self.normalize(obs))
-        h = self.lstm(x, state[:2], final)
-        critic_h = self.critic_lstm(x, state[2:], final) if self.args.separate_critic else h
-        value = self.critic(critic_h).squeeze(-1)
-        logp = self.log_probs(h, legal)
-        logprob = log_prob(logp, actions)
-        entropy = -(logp.exp() * logp).sum((-2, -1))
+    def evaluate_actions(self, obs, lstm_state, final, actions):
+        """Sequences: obs (L, B, n), the state before them (2, B, H), final (L, B),
+        actions (L, B) -> logprob, entropy, value (M,) of the steps that count."""
+        h = self.lstm(self.encoder(self.normalize(obs)), lstm_state, final)  # (L, B, H)
+        log_pi = self.actor(h).log_softmax(-1)
+        value = self.critic(h).squeeze(-1)
         valid = ~final
-        return logprob[valid], entropy[valid], value[valid]
+        return select(log_pi, actions)[valid], entropy(log_pi)[valid], value[valid]
 
     @torch.inference_mode()
-    def predict(self, obs, info=None, state=None, final=None, deterministic: bool = True):
-        """obs (N, n) and info of N environments, state (None at first), final (N,): which obs are
-        an episode's last -> actions for the environments; state, zero after final steps."""
-        obs, state, final = check_inputs(self, obs, state, final)
-        legal = legal_choices(self.exists, info or {}, final)
-        tensor = partial(torch.as_tensor, device=state.device)
-        logp, _, state = self.step(tensor(obs), tensor(legal), state)
-        choices = logp.argmax(-1) if deterministic else sample(logp)
-        state = state.where(tensor(~final)[:, None], 0.0)
-        return to_env(choices, self.action_space), state
+    def predict(self, obs, lstm_state=None, final=None, deterministic: bool = True):
+        """obs (N, n) of N environments, lstm_state (None at first), final (N,): which obs are an
+        episode's last -> actions for the environments; the next state, zero after final steps."""
+        obs = torch.as_tensor(obs, dtype=torch.float32, device=self.actor.weight.device)
+        lstm_state = self.initial_state(len(obs)) if lstm_state is None else lstm_state
+        log_pi, _, lstm_state = self.step(obs, lstm_state)
+        actions = log_pi.argmax(-1) if deterministic else sample(log_pi)
+        if final is not None:
+            lstm_state = reset_state(lstm_state, final)
+        return to_env(actions, self.action_space), lstm_state
 
 
-def sample(logp: Tensor) -> Tensor:
-    """Log-probabilities (..., K, A) -> choices (..., K). If E_a ~ Exp(1), p_a / E_a is the largest
-    with probability p_a: Categorical.sample without its overhead."""
-    noise = torch.empty(logp.shape).exponential_().to(logp.device)
-    return (logp.exp() / noise).argmax(-1)
+def sample(log_pi: Tensor) -> Tensor:
+    """Log-probabilities (..., A) -> actions (...), by an exponential race: if E_a ~ Exp(1),
+    p_a / E_a is the largest with probability p_a. Four times as fast as Categorical.sample."""
+    noise = torch.empty(log_pi.shape).exponential_().to(log_pi.device)
+    return (log_pi.exp() / noise).argmax(-1)
 
 
-def log_prob(logp: Tensor, actions: Tensor) -> Tensor:
-    """Log-probabilities (..., K, A), actions (..., K) -> the sum over independent components."""
-    return logp.gather(-1, actions.unsqueeze(-1)).squeeze(-1).sum(-1)
+def select(log_pi: Tensor, actions: Tensor) -> Tensor:
+    """Log-probabilities of all actions (..., A), actions (...) -> those of the actions (...)."""
+    return log_pi.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
 
 
-def num_choices(space):
-    """How many choices each of the K components of an action has."""
-    if isinstance(space, spaces.Discrete):
-        return np.array([space.n])
-    if isinstance(space, spaces.MultiDiscrete):
-        return space.nvec.ravel()
-    if isinstance(space, spaces.MultiBinary):
-        return np.full(spaces.flatdim(space), 2)
-    raise ArgumentError(f"--env-id: actions of {space}: use MultiDiscrete, or rppo_continuous.py")
-
-
-def legal_choices(exists, info: dict, final):
-    """The choices (N, K, A) that exist and that info's "action_mask" allows, where one was sent:
-    1 or 0 for each choice of each component. Final steps need no legal choice."""
-    legal = exists[None].repeat(len(final), axis=0)
-    if "action_mask" in info and exists.shape[1] > 1:  # A > 1: choices
-        sent = info.get("_action_mask", np.ones(len(final), bool))  # (N,): who sent a mask
-        for i in np.flatnonzero(sent & ~final):
-            mask = np.hstack(info["action_mask"][i])
-            check_shapes(legal[i, exists].shape, action_mask=mask)
-            legal[i, exists] = mask
-        if not legal.any(-1).all():
-            raise ValueError(f"an action_mask leaves no choice: {info['action_mask']}")
-    return legal
-
-
-def to_env(actions: Tensor, space) -> np.ndarray:
-    """Actions (N, K), counted from 0 -> as the environments take them."""
-    array = actions.cpu().numpy().reshape(-1, *space.shape)
-    return array.astype(space.dtype) + getattr(space, "start", 0)
+def entropy(log_pi: Tensor) -> Tensor:
+    """Log-probabilities (..., A) -> the entropy (...) of the policy."""
+    return -(log_pi.exp() * log_pi).sum(-1)
 
 
 class RunningMeanStd(nn.Module):
@@ -299,7 +257,8 @@ class RunningMeanStd(nn.Module):
     def update(self, rows: Tensor) -> None:
         """Adds rows (M, *shape) (Chan et al. 1979, eq. 2.1)."""
         M = len(rows)
-        check_shapes((M, *self.mean.shape), rows=rows)
+        if M == 0:
+            return
         rows = rows.double()
         total = self.count + M
         delta = rows.mean(0) - self.mean
@@ -311,10 +270,11 @@ class RunningMeanStd(nn.Module):
 
 
 def discounted_sums(rewards, done, unfinished, gamma: float) -> np.ndarray:
-    """G_t = r_t + gamma G_{t-1} within an episode; rewards, done, G are (T, N). unfinished (N,) is
-    gamma G of an episode that the last rollout left unfinished, else 0; changed in place."""
-    check_shapes(rewards.shape, done=done)
-    sums = 0.0 * rewards
+    """G_t = r_t + gamma G_{t-1} within an episode; rewards, done, G are (T, N). VecNormalize calls
+    it the return. It looks back, so it is known at once, and varies about as much as the return
+    that the critic learns. unfinished (N,), changed in place: gamma G of the episodes that the last
+    rollout left unfinished, else 0."""
+    sums = np.zeros_like(rewards)
     for t in range(len(rewards)):
         sums[t] = rewards[t] + unfinished
         unfinished[:] = np.where(done[t], 0, gamma * sums[t])
@@ -328,26 +288,40 @@ def compute_gae(rewards, values, terminated, done, gamma: float, lam: float) -> 
         delta_t = r_t + gamma (1 - terminated_t) V_{t+1} - V_t
         A_t = delta_t + gamma lambda (1 - done_t) A_{t+1}
     """
-    check_shapes(rewards.shape, values=values[1:], terminated=terminated, done=done)
     deltas = rewards + gamma * np.where(terminated, 0, values[1:]) - values[:-1]
     advantages = np.zeros_like(deltas)
-    following = np.zeros_like(deltas[0])  # A_{t+1}
+    next_advantage = np.zeros_like(deltas[0])
     for t in reversed(range(len(deltas))):
-        following = deltas[t] + gamma * lam * np.where(done[t], 0, following)
-        advantages[t] = following
+        next_advantage = deltas[t] + gamma * lam * np.where(done[t], 0, next_advantage)
+        advantages[t] = next_advantage
     return advantages
 
 
+def explained_variance(value, return_) -> float:
+    """(M,), (M,) -> the share of the returns' variance that the critic foresaw; 1 is the best."""
+    return float(1 - (return_ - value).var() / (return_.var() + 1e-8))
+
+
+def normalize_advantage(advantage: Tensor) -> Tensor:
+    """Advantages (M,) of a minibatch -> with mean 0 and standard deviation 1."""
+    return (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
+
+
 def ppo_loss(logprob, old_logprob, advantage, clip_coef: float):
-    """M steps -> the clipped surrogate (Schulman et al. 2017, eq. 7), negated, and an estimate of
-    the KL divergence from the old policy, E[ratio - 1 - log ratio], which is never negative
-    (Schulman 2020, "Approximating KL divergence")."""
-    check_shapes(logprob.shape, old_logprob=old_logprob, advantage=advantage)
+    """M steps -> the clipped surrogate (Schulman et al. 2017, eq. 7), negated; an estimate of the
+    KL divergence from the old policy, E[ratio - 1 - log ratio], which is never negative (Schulman
+    2020, "Approximating KL divergence"); the fraction of ratios outside the clip range."""
     log_ratio = logprob - old_logprob
     ratio = log_ratio.exp()
     clipped = ratio.clamp(1 - clip_coef, 1 + clip_coef)
     surrogate = torch.min(ratio * advantage, clipped * advantage)
-    return -surrogate.mean(), (ratio - 1 - log_ratio).mean().detach()
+    kl = (ratio - 1 - log_ratio).mean()
+    return -surrogate.mean(), kl, (ratio != clipped).float().mean()
+
+
+def too_far(kl: Tensor, target_kl: float) -> bool:
+    """Has the policy moved so far that the update must end? As in Stable-Baselines3."""
+    return target_kl < np.inf and bool(kl > 1.5 * target_kl)
 
 
 def to_sequences(x: Tensor, L: int) -> Tensor:
@@ -356,62 +330,72 @@ def to_sequences(x: Tensor, L: int) -> Tensor:
     return x.transpose(0, 1).flatten(1, 2)
 
 
-def minibatches(S: int, args: Args, device):
-    """Yields the indices (B,) of each minibatch's sequences."""
+def minibatches(final: Tensor, args: Args):
+    """final (L, S) -> yields the indices (B,) of each minibatch's sequences, but of none in which
+    every step is final."""
     for _ in range(args.update_epochs):
-        yield from torch.randperm(S).view(args.num_minibatches, -1).to(device)
+        shuffled = torch.randperm(final.shape[1]).to(final.device)
+        for batch in shuffled.view(args.num_minibatches, -1):
+            if not final[:, batch].all():
+                yield batch
+
+
+def count_steps(valid) -> int:
+    return int(valid.sum())
 
 
 def train(args: Args) -> Agent:
     """Play T steps in N environments, estimate advantages, improve the agent; repeat."""
     check_args(args)
+    T, N = args.num_steps, args.num_envs
+    L = 1 if args.ablate_memory else args.seq_len or T
+    check_sequences(args, L)
     torch.set_num_threads(args.torch_threads or torch.get_num_threads())
     seed_everything(args.seed)
-    T, N = args.num_steps, args.num_envs
-    L = args.seq_len or T
     device = torch.device("cuda" if args.cuda else "cpu")
     envs = make_envs(args, N)
     agent = Agent(envs, args).to(device)
     optimizer = torch.optim.Adam(agent.parameters(), eps=1e-5, fused=True)  # lr is set below
-    run = Run(args, envs, agent, optimizer)
+    run = Run(args, envs, agent, optimizer)  # with --resume it loads all that the run had saved
     tensor = partial(torch.as_tensor, device=device)
     # NumPy holds what environments return, torch what the agent computes.
     obs = np.zeros((T + 1, N, spaces.flatdim(envs.single_observation_space)), np.float32)
-    legal = np.zeros((T + 1, N, *agent.exists.shape), bool)
     final = np.zeros((T + 1, N), bool)  # obs[t] is the last of its episode
     rewards = np.zeros((T, N), np.float32)
     terminated = np.zeros((T, N), bool)
     truncated = np.zeros((T, N), bool)
-    logp = torch.zeros(T, N, *agent.exists.shape, device=device)  # of all choices
-    actions = torch.zeros(T, N, len(agent.exists), dtype=torch.long, device=device)
+    actions = torch.zeros(T, N, *agent.action_space.shape, dtype=torch.long, device=device)
     values = torch.zeros(T + 1, N, device=device)
-    states = torch.zeros(T // L, *agent.initial_state(N).shape, device=device)
+    lstm_states = torch.zeros(T // L, *agent.initial_state(N).shape, device=device)
 
-    obs[0], info = envs.reset(seed=args.seed + run.step)  # a resumed run begins other episodes
-    legal[0] = legal_choices(agent.exists, info, final[0])
-    state = agent.initial_state(N)
+    obs[0], info = envs.reset(seed=env_seed(args.seed, run.step))  # resumed: other episodes
+    check("action_mask" not in info, "action masks need the recipe action_masks")
+    lstm_state = agent.initial_state(N)
     unfinished = np.zeros(N, np.float32)
     while run.step < args.total_timesteps:
         # Rollout
-        with torch.inference_mode():
-            for t in range(T):
-                if t % L == 0:  # where replay will begin a sequence
-                    states[t // L] = state
-                logp[t], values[t], state = agent.step(tensor(obs[t]), tensor(legal[t]), state)
-                actions[t] = sample(logp[t])
-                if final[t].any():  # the next episode begins with an empty memory
-                    state = state.where(tensor(~final[t])[:, None], 0.0)
-                action = to_env(actions[t], agent.action_space)
-                obs[t + 1], rewards[t], terminated[t], truncated[t], info = envs.step(action)
-                final[t + 1] = terminated[t] | truncated[t]
-                legal[t + 1] = legal_choices(agent.exists, info, final[t + 1])
-            # State stays as it is: the next rollout begins with this step.
-            _, values[T], _ = agent.step(tensor(obs[T]), tensor(legal[T]), state)
+        log_pis = []
+        for t in range(T):
+            if t % L == 0:  # where replay will begin a sequence
+                lstm_states[t // L] = lstm_state
+            with torch.inference_mode():
+                log_pi, values[t], lstm_state = agent.step(tensor(obs[t]), lstm_state)
+                log_pis.append(log_pi)
+                actions[t] = sample(log_pi)
+                lstm_state = reset_state(lstm_state, final[t])  # the next episode begins empty
+            action = to_env(actions[t], agent.action_space)
+            obs[t + 1], rewards[t], terminated[t], truncated[t], _ = envs.step(action)
+            final[t + 1] = terminated[t] | truncated[t]
+        with torch.inference_mode():  # lstm_state stays: the next rollout begins with this step
+            _, values[T], _ = agent.step(tensor(obs[T]), lstm_state)
+        check_finite("obs", obs)
+        check_finite("rewards", rewards)
 
         # Advantages
         valid = ~final[:T]  # the steps that count
         done = terminated | truncated
-        if args.norm_reward and valid.any():
+        rewards[~valid] = 0.0
+        if args.norm_reward:
             sums = discounted_sums(rewards, done, unfinished, args.gamma)
             agent.return_stats.update(tensor(sums[valid]))
             rewards /= np.sqrt(agent.return_stats.var.item() + 1e-8)
@@ -422,46 +406,45 @@ def train(args: Args) -> Agent:
         # Update, in minibatches of whole sequences
         remaining = 1 - run.step / args.total_timesteps if args.anneal_lr else 1
         optimizer.param_groups[0]["lr"] = remaining * args.learning_rate
+        old_logprobs = select(torch.stack(log_pis), actions)  # of the policy that acted
         s_obs = to_sequences(tensor(obs[:T]), L)  # (L, S, n), and so on
-        s_legal = to_sequences(tensor(legal[:T]), L)
         s_final = to_sequences(tensor(final[:T]), L)
         s_actions = to_sequences(actions, L)
-        s_logprob = to_sequences(log_prob(logp, actions), L)  # of the policy that acted
+        s_logprob = to_sequences(old_logprobs, L)
         s_advantage = to_sequences(tensor(advantages), L)
         s_return = to_sequences(tensor(returns), L)
-        s_state = states.transpose(0, 1).flatten(1, 2)  # (rows, S, H), before each sequence
-        losses = []
-        for batch in minibatches(s_state.shape[1], args, device):
+        s_state = lstm_states.transpose(0, 1).flatten(1, 2)  # (2, S, H), before each sequence
+        metrics = []
+        for batch in minibatches(s_final, args):
             batch_valid = ~s_final[:, batch]  # (L, B): the M steps that count
-            if not batch_valid.any():
-                continue
-            logprob, entropy, value = agent.evaluate_actions(
-                s_obs[:, batch], s_legal[:, batch], s_state[:, batch], s_final[:, batch],
-                s_actions[:, batch],
-            )  # fmt: skip
+            logprob, batch_entropy, value = agent.evaluate_actions(
+                s_obs[:, batch], s_state[:, batch], s_final[:, batch], s_actions[:, batch]
+            )
             old_logprob = s_logprob[:, batch][batch_valid]  # (M,), and so on
             advantage = s_advantage[:, batch][batch_valid]
             return_ = s_return[:, batch][batch_valid]
 
-            advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
-            policy_loss, kl = ppo_loss(logprob, old_logprob, advantage, args.clip_coef)
+            advantage = normalize_advantage(advantage)
+            policy_loss, kl, clipfrac = ppo_loss(logprob, old_logprob, advantage, args.clip_coef)
             value_loss = 0.5 * (value - return_).square().mean()
-            entropy = entropy.mean()
-            losses.append(torch.stack([policy_loss, value_loss, entropy, kl]).detach())
-            if kl > 1.5 * args.target_kl:  # as in stable-baselines3
-                break
-            loss = policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy
+            mean_entropy = batch_entropy.mean()
+            loss = policy_loss + args.vf_coef * value_loss - args.ent_coef * mean_entropy
             optimizer.zero_grad()
             loss.backward()
-            nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+            grad_norm = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+            row = [policy_loss, value_loss, mean_entropy, kl, clipfrac, grad_norm]  # as in METRICS
+            metrics.append(torch.stack(row).detach())
+            if too_far(kl, args.target_kl):  # ends the whole update, before this step
+                break
             optimizer.step()
 
-        if args.norm_obs and valid.any():  # not earlier: the policy acted with the old statistics
+        if args.norm_obs:  # not earlier: the policy acted with the old statistics
             agent.obs_stats.update(tensor(obs[:T][valid]))
-        run.log(int(valid.sum()), losses)
+        run.step += count_steps(valid)
+        if metrics:  # else every step was final
+            run.log(metrics, explained_variance(v[:T][valid], returns[valid]))
         # The next rollout begins where this one ended.
         obs[0] = obs[T]
-        legal[0] = legal[T]
         final[0] = final[T]
 
     run.finish()
@@ -469,9 +452,9 @@ def train(args: Args) -> Agent:
     return agent
 
 
-# --- The lesson ends here. Below: environments, files, command line; one text in all scripts ---
+# --- The lesson ends here. Below: environments, files, command line ---
 class ArgumentError(ValueError):
-    """A flag, a file or an environment that cannot be used."""
+    """A flag, a file or an environment that the user can mend: main prints one line."""
 
 
 def check(condition, message: str) -> None:
@@ -479,56 +462,33 @@ def check(condition, message: str) -> None:
         raise ArgumentError(message)
 
 
-def check_shapes(shape: tuple[int, ...], **arrays) -> None:
-    """ValueError for the first array of another shape, which might broadcast silently."""
-    for name, array in arrays.items():
-        found = tuple(getattr(array, "shape", [type(array).__name__]))
-        if found != tuple(shape):
-            raise ValueError(f"{name} is {found}, and must have the shape {tuple(shape)}")
-
-
-def check_inputs(agent: Agent, obs, state, final):
-    """The inputs of predict, completed; ValueError for other shapes."""
-    if getattr(obs, "shape", ())[1:] != agent.obs_stats.mean.shape:
-        raise ValueError(f"obs must be (N, {len(agent.obs_stats.mean)}): take obs[None] for one"
-                         " environment, and gymnasium.spaces.flatten for a Dict")  # fmt: skip
-    state = agent.initial_state(len(obs)) if state is None else state
-    final = np.zeros(len(obs), bool) if final is None else np.asarray(final, bool)
-    check_shapes(agent.initial_state(len(obs)).shape, state=state)
-    check_shapes(obs.shape[:1], final=final)
-    return np.float32(obs), state, final
-
-
 def check_args(args: Args) -> None:
-    """Raises ArgumentError for the first flag that cannot work. Without memory L is 1."""
-    check_flags(args)
-    args.seq_len = 1 if args.ablate_memory else args.seq_len
-    L = args.seq_len or args.num_steps
-    check(args.num_steps % L == 0, f"--seq-len {L}: must divide --num-steps {args.num_steps}")
-    S = args.num_envs * args.num_steps // L
-    check(S % args.num_minibatches == 0, f"--num-minibatches: must divide the {S} sequences")
+    """ArgumentError for the first number that can't work."""
+    for name, value in vars(args).items():
+        flag = f"--{name.replace('_', '-')} {value!r}"
+        if isinstance(getattr(Args, name), (int, float)):  # YAML makes a string of 1e-3
+            check(not isinstance(value, str), f"{flag}: is a string, and must be a number")
+        if name.startswith("num_") or name.endswith(("_size", "_epochs", "_timesteps")):
+            check(value > 0, f"{flag}: must be positive")
+        if name.endswith(("_rate", "_coef", "_norm", "_kl", "gamma", "lambda", "seed")):
+            check(value >= 0, f"{flag}: must not be negative, nor NaN")
+    check(max(args.gamma, args.gae_lambda) <= 1, "--gamma, --gae-lambda: must not be above 1")
     check(not args.cuda or torch.cuda.is_available(), "--cuda: torch finds no GPU")
 
 
-def check_flags(args: Args) -> None:
-    """Raises ArgumentError for the first flag of a wrong type or range. Makes 3e5 an int."""
-    ranges = {
-        "seed": (0, 1e9), "eval_episodes": (0, 1e9), "torch_threads": (0, 999), "seq_len": (0, 1e9),
-        "gamma": (0, 1), "gae_lambda": (0, 1), "log_std_init": (-20, 20), "sticky_actions": (0, 1),
-    }  # fmt: skip
-    for field in fields(args):
-        value, default = getattr(args, field.name), getattr(Args, field.name)
-        flag = f"--{field.name.replace('_', '-')} {value!r}"
-        if field.type in (int, float):
-            usual = min(default, 1 if field.type is int else 0), max(default, 10**12)
-            low, high = ranges.get(field.name, usual)
-            fits = isinstance(value, (int, float, np.number)) and low <= value <= high
-            check(fits and field.type(value) == value, f"{flag}: must be from {low:g} to {high:g}")
-            setattr(args, field.name, field.type(value))
-        elif value is not None or default is not None:
-            kind = (bool, np.bool_) if field.type is bool else (str, Path)
-            check(isinstance(value, kind) and value != "", f"{flag}: must be a {kind[0].__name__}")
-            setattr(args, field.name, kind[0](value))
+def check_sequences(args: Args, L: int) -> None:
+    """ArgumentError unless sequences of L steps fill the minibatches."""
+    S = args.num_envs * args.num_steps // L
+    check(args.num_steps % L == 0, f"--seq-len {L}: must divide --num-steps {args.num_steps}")
+    check(S % args.num_minibatches == 0, f"--num-minibatches: must divide the {S} sequences")
+    single = S * L == args.num_minibatches  # whose advantage, minus the mean, is 0
+    check(not single, "--num-minibatches: minibatches of one step can't move the policy")
+
+
+def check_finite(name: str, x: np.ndarray) -> None:
+    """FloatingPointError, with the place of the first, for numbers that are NaN or infinite."""
+    for place in np.argwhere(~np.isfinite(x))[:1]:
+        raise FloatingPointError(f"{name}{place.tolist()} is {x[tuple(place)]}")
 
 
 def seed_everything(seed: int) -> None:
@@ -537,252 +497,238 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
 
 
-def finite(name: str, x):
-    """Returns x. FloatingPointError, with the place, for a number that is not finite in float32."""
-    if not np.abs(x).max() < 2**24:  # true for NaN, too
-        if bad := np.argwhere(~(np.abs(x) <= np.finfo(np.float32).max)).tolist():
-            raise FloatingPointError(f"{name}{bad[0]} is {x[tuple(bad[0])]}")
-        warnings.warn(f"{name} above 2**24 lose digits in float32: scale them")
-    return x
+EVALUATION = 2**40  # in a step's place: no run has so many steps
+
+
+def env_seed(*key: int) -> int:
+    """The seed of environments. Different keys, (seed, step), share no episode: plain sums would,
+    since Gymnasium gives environment i the seed + i."""
+    return int(np.random.SeedSequence(key).generate_state(1)[0] % 2**30)
+
+
+def check_actions(space) -> None:
+    """ArgumentError, which says what to use instead, for actions that this script doesn't have."""
+    box = isinstance(space, spaces.Box)
+    instead = "use rppo_continuous.py" if box else "use the recipe multi_discrete"
+    check(isinstance(space, spaces.Discrete), f"--env-id: actions of {space}: {instead}")
+
+
+def to_env(actions: Tensor, space) -> np.ndarray:
+    """Actions (N,), counted from 0 -> as the environments take them."""
+    return actions.numpy(force=True) + space.start
+
+
+class Plain(gym.vector.VectorWrapper):
+    """Some vector environments return flags as numbers, or the same info at each step."""
+
+    def step(self, actions):
+        obs, rewards, terminated, truncated, info = self.env.step(actions)
+        return obs, rewards, np.bool_(terminated), np.bool_(truncated), dict(info)
+
+
+# What --mask-velocity hides of an observation
+VELOCITIES = {"CartPole": [1, 3], "MountainCar": [1], "Pendulum": [2], "LunarLander": [2, 3, 5]}
 
 
 def make_envs(args: Args, num_envs: int, render_mode: str | None = None):
     """num_envs environments as one, whose observations are vectors (num_envs, n)."""
     mode = "async" if args.async_envs else None  # None: make_vec chooses
-    options: dict = {"render_mode": render_mode} if render_mode else {}
     mode = "sync" if render_mode else mode
     try:
+        options = json.loads(args.env_kwargs)
+        if render_mode:
+            options["render_mode"] = render_mode
         envs = gym.make_vec(args.env_id, num_envs, mode, **options)
-    except Exception as error:
-        last = traceback.extract_tb(error.__traceback__)[-1].filename
-        if not (gym.__path__[0] in last or "importlib" in last or isinstance(error, ImportError)):
-            raise  # an error in the environment itself
-        hint = 'yours: my_module:MyEnv-v0; packages: pip install ".[atari,box2d,minigrid,mujoco]"'
-        raise ArgumentError(f"--env-id {args.env_id}: {error} ({hint})") from error
+    except (gym.error.Error, ImportError, json.JSONDecodeError) as error:
+        flags = f"--env-id {args.env_id} --env-kwargs {args.env_kwargs}"
+        raise ArgumentError(f"{flags}: {error}") from error
     next_step = envs.metadata.get("autoreset_mode") == gym.vector.AutoresetMode.NEXT_STEP
-    check(next_step, f"--env-id {args.env_id}: autoreset is not in NEXT_STEP mode")
-    space = envs.single_observation_space
-    try:
-        n = spaces.flatdim(space)
-    except (NotImplementedError, ValueError) as error:
-        raise ArgumentError(f"--env-id {args.env_id}: {space} has no fixed size") from error
+    check(next_step, f"--env-id {args.env_id}: its autoreset mode is not NEXT_STEP")
+    check(envs.num_envs == num_envs, f"--env-id {args.env_id}: makes {envs.num_envs} environments")
+    n = spaces.flatdim(envs.single_observation_space)
     if args.mask_velocity:
         name = args.env_id.split("-")[0].removesuffix("Continuous")
-        check(name in VELOCITIES, f"--mask-velocity: {name} is not one of {', '.join(VELOCITIES)}")
+        check(name in VELOCITIES, f"--mask-velocity: {name} is not one of {[*VELOCITIES]}")
         hidden = np.isin(np.arange(n), VELOCITIES[name])
         envs = wrappers.TransformObservation(envs, lambda obs: np.where(hidden, 0, obs))
-    if space.shape != (n,):
+    if envs.single_observation_space.shape != (n,):
         envs = wrappers.FlattenObservation(envs)
-    envs = wrappers.TransformObservation(envs, partial(finite, "obs"))
-    envs = wrappers.TransformReward(envs, partial(finite, "rewards"))
-    return wrappers.RecordEpisodeStatistics(envs, stats_key="run_statistics")
+    return wrappers.RecordEpisodeStatistics(Plain(envs), stats_key="run_statistics")
 
 
 class Run:
     """A run's progress, log and agent.pt, saved at the start, every minute and at the end."""
 
     latest: Path | None = None  # the directory of the run to continue
-    versions = (f"Python {sys.version.split()[0]}, torch {torch.__version__},"
-                f" gymnasium {gym.__version__}, numpy {np.__version__}")  # fmt: skip
 
     def __init__(self, args: Args, envs, agent: Agent, optimizer):
         self.args = args
         self.agent = agent
         self.optimizer = optimizer
         self.returns, self.lengths = envs.return_queue, envs.length_queue  # of the last 100
-        self.step, seconds = 0, 0.0
-        inner = envs.unwrapped
-        first = inner.envs[0] if isinstance(inner, gym.vector.SyncVectorEnv) else gym.Env()
-        space = inner.single_observation_space
-        if "uint8" in str(space) and spaces.flatdim(space) > 1000:
-            warnings.warn("pixels become a long vector; docs/recipes/images.py has a CNN for them")
-        if "action_mask" in str(space) or first.has_wrapper_attr("action_masks"):
-            warnings.warn('action masks are read from info["action_mask"] only')
+        self.step = 0
+        self.wandb_id = None
         name = args.run_name or f"{args.env_id}__{SCRIPT}__{args.seed}__{time.time():.6f}"
         name = name.replace("/", "-").replace(":", "-")
         self.dir = Path(args.resume or Path(args.runs_dir, name)).resolve()
+        exists = (self.dir / "agent.pt").exists()
+        check(args.resume or not exists, f"--run-name: {self.dir} exists; --resume continues it")
         if args.resume:
-            saved = load(self.dir, agent)
-            optimizer.load_state_dict(saved["optimizer"])
-            self.step, seconds = saved["step"], saved["seconds"]
-            seed_everything(args.seed + self.step)
-            torch.set_rng_state(saved["rng"])
-            self.returns.extend(saved["returns"])
-            self.lengths.extend(saved["lengths"])
-        try:
-            if args.track and (args.resume or not self.dir.exists()):  # else mkdir below refuses
-                import wandb  # before SummaryWriter, which it patches
+            self.restore(load(self.dir, agent))
+        if args.track:
+            import wandb  # before SummaryWriter, which it patches
 
-                wandb.init(id=self.dir.name, name=self.dir.name, config=vars(args), resume="allow",
-                           reinit="finish_previous", sync_tensorboard=True)  # fmt: skip
-            self.dir.mkdir(parents=True, exist_ok=bool(args.resume))
-            self.writer = SummaryWriter(str(self.dir), purge_step=self.step + 1)
-        except Exception as error:
-            hint = "--resume continues a run" if isinstance(error, OSError) else "for --track"
-            raise ArgumentError(f"{error} ({hint})") from error
-        self.began = time.time() - seconds
-        self.logged = time.time()
-        self.timed: list[tuple[int, float]] = []  # steps, seconds of iterations; the first is slow
+            tracked = wandb.init(
+                id=self.wandb_id, name=self.dir.name, config=vars(args), resume="allow",
+                reinit="finish_previous", sync_tensorboard=True,
+            )  # fmt: skip
+            self.wandb_id = tracked.id
+        self.dir.mkdir(parents=True, exist_ok=True)
+        self.writer = SummaryWriter(str(self.dir), purge_step=self.step + 1)
+        self.began, self.first_step = time.perf_counter(), self.step
         Run.latest = self.dir
         self.save()
         self.bar = tqdm(total=args.total_timesteps, initial=self.step, unit="step")
 
-    def log(self, steps: int, losses: list[Tensor]) -> None:
-        """Ends an iteration of that many steps; losses: rows of LOSSES, to be averaged."""
-        if not losses:  # only final steps
-            return
-        means = torch.stack(losses).mean(0).numpy(force=True)
-        finite(f"after step {self.step}, {LOSSES}", means)
-        seconds = time.time() - self.logged
-        self.logged = time.time()
-        self.timed.append((steps, seconds))
-        self.step += steps
-        scalars = {f"losses/{name}": loss for name, loss in zip(LOSSES, means)}
+    def restore(self, saved: dict) -> None:
+        """Goes on from what agent.pt held; load has given the agent its weights."""
+        self.optimizer.load_state_dict(saved["optimizer"])
+        self.step = saved["step"]
+        ended = self.step >= self.args.total_timesteps and (self.dir / "result.json").exists()
+        check(not ended, f"--total-timesteps: nothing to do, the run has {self.step} steps")
+        seed_everything(env_seed(self.args.seed, self.step))
+        torch.set_rng_state(saved["rng"])
+        self.wandb_id = saved["wandb_id"]
+        self.returns.extend(saved["returns"])
+        self.lengths.extend(saved["lengths"])
+
+    def log(self, metrics: list[Tensor], explained_variance: float) -> None:
+        """Ends an iteration. metrics: for each minibatch a row as in METRICS, to be averaged."""
+        means = torch.stack(metrics).mean(0).numpy(force=True)
+        check_finite(f"after step {self.step}, {METRICS}", means)
+        scalars = {f"losses/{name}": mean for name, mean in zip(METRICS, means)}
+        scalars["losses/explained_variance"] = explained_variance
         scalars["charts/learning_rate"] = self.optimizer.param_groups[0]["lr"]
-        scalars["charts/SPS"] = steps / seconds
+        scalars["charts/SPS"] = self.speed()
         if self.returns:
             scalars["charts/episodic_return"] = np.mean(self.returns)
             scalars["charts/episodic_length"] = np.mean(self.lengths)
             self.bar.set_postfix({"return": np.mean(self.returns)}, refresh=False)
         for name, scalar in scalars.items():
             self.writer.add_scalar(name, scalar, self.step)
-        self.bar.update(min(steps, self.bar.total - self.bar.n))
-        if self.logged - self.saved > 60:
+        self.bar.update(min(self.step, self.bar.total) - self.bar.n)
+        if time.perf_counter() - self.saved > 60:
             self.save()
+
+    def speed(self) -> float:
+        """Environment steps a second."""
+        return (self.step - self.first_step) / (time.perf_counter() - self.began)
+
+    def contents(self) -> dict:
+        """What agent.pt holds. The flags that belong to one command are not the run's."""
+        args = replace(self.args, resume=None, play=None, render="human")
+        return {
+            "script": SCRIPT, "version": VERSION, "file": str(Path(__file__).resolve()),
+            "args": asdict(args), "agent": self.agent.state_dict(),
+            "optimizer": self.optimizer.state_dict(), "rng": torch.get_rng_state(),
+            "step": self.step, "wandb_id": self.wandb_id,
+            "returns": [float(x) for x in self.returns], "lengths": [int(x) for x in self.lengths],
+        }  # fmt: skip
 
     def save(self) -> None:
         """Writes agent.pt: a crash leaves the old one or the new one."""
         self.writer.flush()
-        contents = {
-            "script": SCRIPT, "args": asdict(self.args), "agent": self.agent.state_dict(),
-            "optimizer": self.optimizer.state_dict(), "rng": torch.get_rng_state(),
-            "step": self.step, "seconds": time.time() - self.began, "versions": self.versions,
-            "returns": [float(x) for x in self.returns], "lengths": [int(x) for x in self.lengths],
-        }  # fmt: skip
-        with open(self.dir / "agent.tmp", "wb") as file:
-            torch.save(contents, file)
-            file.flush()
-            os.fsync(file.fileno())
+        torch.save(self.contents(), self.dir / "agent.tmp")
         os.replace(self.dir / "agent.tmp", self.dir / "agent.pt")
-        self.saved = time.time()
+        self.saved = time.perf_counter()
 
     def finish(self) -> None:
-        """Saves the agent, and evaluates it."""
+        """Saves the agent, evaluates it, and writes result.json."""
         self.save()
         self.bar.close()
-        self.writer.close()
-        timed = self.timed[1:] or [(self.step, self.logged - self.began)]  # or the only one
-        sps = sum(steps for steps, _ in timed) / sum(time for _, time in timed)
-        evaluation = []
+        sps = self.speed()
+        returns = [float(x) for x in self.returns]
         if self.args.eval_episodes > 0:
             envs = make_envs(self.args, self.args.eval_episodes)
-            evaluation = evaluate(self.agent, envs, self.args.seed, self.args.deterministic)
+            seed = env_seed(self.args.seed, EVALUATION)
+            returns = evaluate(self.agent, envs, seed, self.args.deterministic)
+            self.writer.add_scalar("charts/evaluation", np.mean(returns), self.step)
+        self.writer.close()
         result = {
-            "global_step": self.step, "seconds": self.logged - self.began, "sps": sps,
-            "returns": [float(x) for x in self.returns], "evaluation": evaluation,
+            "args": asdict(self.args), "global_step": self.step, "sps": sps, "returns": returns,
         }  # fmt: skip
         (self.dir / "result.json").write_text(json.dumps(result))
-        score = np.mean(evaluation or self.returns or [np.nan])
-        try:
-            print(f"{self.dir}: return {score:.5g}, {sps:.0f} steps a second", flush=True)
-        except (OSError, ValueError):  # a closed pipe, a full disk, another encoding
-            sys.stdout = open(os.devnull, "w")
+        print(f"{self.dir}: return {np.mean(returns or np.nan):.5g}, {sps:.0f} steps a second")
 
 
 def load(run_dir, agent: Agent | None = None) -> dict:
     """Reads a run's agent.pt, running no code in it, and gives its weights to the agent."""
-    file = Path(run_dir, "agent.pt")
-    check(os.path.isfile(file), f"{run_dir} is not the directory of a run: it has no agent.pt")
     try:
-        with zipfile.ZipFile(file) as opened:
-            check(opened.testzip() is None, "it is damaged")
-        saved = torch.load(file, map_location="cpu", weights_only=True)
+        saved = torch.load(Path(run_dir, "agent.pt"), map_location="cpu", weights_only=True)
         check(saved["script"] == SCRIPT, f"{saved['script']} wrote it, not {SCRIPT}")
-        check_flags(Args(**saved["args"]))
         if agent is not None:
             agent.load_state_dict(saved["agent"])
     except Exception as error:  # a damaged file can raise anything
-        raise ArgumentError(f"{file} cannot be used: {error!r:.150}") from error
-    if saved["versions"] != Run.versions:
-        warnings.warn(f"{file} was written by {saved['versions']}, and read by {Run.versions}")
+        why = " ".join(str(error).split())[:200]
+        raise ArgumentError(f"{run_dir}/agent.pt can't be used: {why}") from error
     return saved
 
 
 def evaluate(agent: Agent, envs, seed: int, deterministic: bool = True) -> list[float]:
     """The returns of N episodes, the first of each of the N environments."""
-    obs, info = envs.reset(seed=seed)
-    state = final = None
+    obs, _ = envs.reset(seed=seed)
+    lstm_state = final = None
     returns = np.full(envs.num_envs, np.nan)
-    with tqdm(total=envs.num_envs, desc="evaluation", unit="episode") as bar:
-        while np.isnan(returns).any():
-            action, state = agent.predict(obs, info, state, final, deterministic)
-            obs, _, terminated, truncated, info = envs.step(action)
-            final = terminated | truncated
-            ended = final & np.isnan(returns)
-            if ended.any():
-                returns[ended] = info["run_statistics"]["r"][ended]
-                bar.update(ended.sum())
+    while np.isnan(returns).any():
+        action, lstm_state = agent.predict(obs, lstm_state, final, deterministic)
+        obs, _, terminated, truncated, info = envs.step(action)
+        final = terminated | truncated
+        ended = final & np.isnan(returns)
+        if ended.any():
+            returns[ended] = info["run_statistics"]["r"][ended]
     envs.close()
     return returns.tolist()
 
 
 def play(args: Args) -> None:
     """Plays episodes in a window, into videos, or without a picture, and prints their returns."""
-    check_flags(args)
     seed_everything(args.seed)
     mode = {"human": "human", "video": "rgb_array", "none": None}[args.render]
-    display = sys.platform != "linux" or {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()
-    check(mode != "human" or display, "--play: there is no display; try --render video, or none")
-    together = 1 if mode else args.eval_episodes or 10  # episodes played side by side
-    for episode in range(0, args.eval_episodes or 10, together):
-        envs = make_envs(args, together, mode)
+    for episode in range(args.eval_episodes or 10):
+        envs = make_envs(args, 1, mode)
         agent = Agent(envs, args)
         load(args.play, agent)
         if args.render == "video":
-            check("rgb_array" in str(envs.metadata), f"--render: {args.env_id} has no {mode}")
             envs = wrappers.RecordVideo(envs, f"{args.play}/videos", name_prefix=f"{episode}")
-        for episodic_return in evaluate(agent, envs, args.seed + episode, args.deterministic):
-            print(f"return {episodic_return:.5g}", flush=True)
+        seed = env_seed(args.seed, EVALUATION + episode)
+        print("return", *evaluate(agent, envs, seed, args.deterministic), flush=True)
 
 
 def parse_args() -> Args:
-    """Flags over defaults: those of the run to resume or play, or of PRESETS."""
+    """The flags; with --resume or --play those that are not given are the run's."""
     early, _ = tyro.cli(Args, return_unknown_args=True, add_help=False)
     run_dir = early.play or early.resume
-    defaults: dict = PRESETS.get((early.env_id, early.mask_velocity), {})
-    if run_dir:
-        defaults = vars(Args(**load(run_dir)["args"]))
-    about = "\n\n".join((__doc__ or "").split("\n\n")[:2])  # python -OO has no docstring
-    args = tyro.cli(Args, default=Args(**defaults), description=about)
-    if run_dir:
-        for name in FIXED:
-            same = getattr(args, name) == defaults[name]
-            check(same, f"--{name.replace('_', '-')}: {run_dir} has {defaults[name]}")
-    return args
+    defaults = Args(**load(run_dir)["args"]) if run_dir else Args()
+    return tyro.cli(Args, default=defaults, description=__doc__)
 
 
 def main() -> None:
-    """Exit codes: 2, a bad argument; 1, an error; 130, Ctrl-C."""
-    sys.stderr = sys.stderr or open(os.devnull, "w")  # None where it is closed, as in a service
-    warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
+    """Exit codes: 2, what the user can mend; 1, an error; 130, Ctrl-C."""
     try:
         args = parse_args()
         start = play if args.play else train
         start(args)
-    except (ArgumentError, gym.error.DependencyNotInstalled) as error:
-        print("error:", " ".join(str(error).split()), file=sys.stderr)
+    except ArgumentError as error:
+        print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    except BaseException as error:
-        if isinstance(error, SystemExit) and not Run.latest:  # of tyro, which has said why
-            raise
-        if isinstance(error, BrokenPipeError) and not Run.latest:  # nobody reads --help, --play
-            sys.stdout = open(os.devnull, "w")
-        elif not isinstance(error, KeyboardInterrupt):
+    except (Exception, KeyboardInterrupt) as error:
+        interrupted = isinstance(error, KeyboardInterrupt)
+        if not interrupted:
             traceback.print_exc()
-        if Run.latest and Path(Run.latest, "agent.pt").exists():
+        if Run.latest:
             command = shlex.join(["python", sys.argv[0], "--resume", str(Run.latest)])
             print(f"\nto continue: {command}", file=sys.stderr)
-        sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
+        sys.exit(130 if interrupted else 1)
 
 
 if __name__ == "__main__":
