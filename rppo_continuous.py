@@ -717,10 +717,10 @@ def load(run_dir, agent: Agent | None = None) -> dict:
 def evaluate(agent: Agent, envs, seed: int, deterministic: bool = True) -> list[float]:
     """The returns of N episodes, the first of each of the N environments."""
     obs, _ = envs.reset(seed=seed)
-    lstm_state = final = None
+    agent_state = final = None
     returns = np.full(envs.num_envs, np.nan)
     while np.isnan(returns).any():
-        action, lstm_state = agent.predict(obs, lstm_state, final, deterministic)
+        action, agent_state = agent.predict(obs, agent_state, final, deterministic)
         obs, _, terminated, truncated, info = envs.step(action)
         final = terminated | truncated
         ended = final & np.isnan(returns)

@@ -2,32 +2,27 @@
 # requires-python = ">=3.11"
 # dependencies = ["torch>=2.9", "gymnasium[other]>=1.2", "ale-py", "tyro", "tensorboard", "tqdm"]
 # ///
-"""Recurrent PPO with a GRU on Atari games, in one process or several.
+"""Recurrent PPO with a GRU on Atari games.
 
     python rppo_gru_atari.py --env-id ALE/Breakout-v5  # train
-    torchrun --nproc-per-node 2 rppo_gru_atari.py      # train in two processes
     python rppo_gru_atari.py --play runs/RUN           # watch the agent
 
 PPO: Schulman et al. 2017, arXiv:1707.06347. GAE: Schulman et al. 2016, arXiv:1506.02438.
 
 A rollout is T time steps of N environments; its arrays are (T, N, ...). When an episode ends,
-Gymnasium's vector environments return its last observation as a time step of its own. We call
-that step final:
+Gymnasium's vector environments return its last observation as a time step of its own (autoreset
+mode NEXT_STEP). We call that step final:
 
-    t   obs                          action    final
-    4   the episode's last but one   played            terminated[4] or truncated[4] is set
-    5   the episode's last           ignored   yes     after it, the agent's state is set to zero
-    6   the next episode's first     played
+    t   obs[t]                       action[t]   final[t]
+    4   the episode's last but one   played      no         terminated[4] or truncated[4] is set
+    5   the episode's last           ignored     yes        then the memory is set to zero
+    6   the next episode's first     played      no
 
-A final step counts in no loss: its action did nothing. But its value, computed with the state
+A final step counts in no loss: its action did nothing. But its value, computed with the memory
 that the agent has there, stands for the rewards that a time limit cut off.
 
-Each process plays its share of the environments. Losses are means over the steps of all of them,
-so all processes make the same updates, and their weights stay equal.
-
-Letters in shapes: T time steps, N environments of this process; S sequences of L steps, B of them
-in a minibatch; M steps that count; C frames in an observation, F features, H hidden units; K = 1
-component of an action, A choices.
+Shapes: T time steps, N environments; S sequences of L steps, B of them in a minibatch; M steps that
+count; C frames in an observation, F features, H hidden units; A actions.
 """
 
 import json
@@ -37,9 +32,7 @@ import shlex
 import sys
 import time
 import traceback
-import warnings
-import zipfile
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -47,7 +40,6 @@ from typing import Literal
 import gymnasium as gym  # pip install what line 3 lists
 import numpy as np
 import torch
-import torch.distributed as dist
 import torch.nn as nn
 import tyro
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
@@ -56,28 +48,24 @@ from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-SCRIPT = "rppo_gru_atari"
-WORLD_SIZE = int(os.environ.get("WORLD_SIZE") or 1)  # how many processes; torchrun sets all three
-RANK = LOCAL_RANK = 0
-if WORLD_SIZE > 1:  # else they are left over from something else
-    RANK = int(os.environ.get("RANK") or 0)  # the number of this process
-    LOCAL_RANK = int(os.environ.get("LOCAL_RANK") or 0)  # its number on its machine; its GPU's, too
+SCRIPT, VERSION = "rppo_gru_atari", "0.2.0"
 
 
 @dataclass
 class Args:
     env_id: str = "ALE/Pong-v5"  # a game of ale_py
+    env_kwargs: str = "{}"  # the environment's own arguments, in JSON
     frame_stack: int = 1  # how many of the latest frames are an observation (C)
-    sticky_actions: float = 0.0  # probability of repeating an action (Machado et al. 2018: 0.25)
+    sticky_actions: float = 0.0  # probability of repeating an action; 0 as CleanRL, ALE's is 0.25
     terminal_on_life_loss: bool = False  # a lost life ends the return, not the game
-    clip_rewards: bool = True  # learn from the sign of rewards; the log has the game's score
+    clip_rewards: bool = True  # learn from the sign of rewards; the log shows the game's score
     total_timesteps: int = 10_000_000  # environment steps to train for
-    seed: int = 1  # the same seed gives the same run
+    seed: int = 1  # the same seed gives the same run; two seeds share no episode
     cuda: bool = False  # train on the GPU
     amp: bool = False  # the CNN computes in bfloat16; slow on CPUs that lack it
-    torch_threads: int = 0  # CPU threads of a process; 0: torch's choice
+    torch_threads: int = 0  # CPU threads; 0: torch's choice
 
-    num_envs: int = 8  # parallel environments of all processes together
+    num_envs: int = 8  # parallel environments (N)
     num_steps: int = 128  # time steps of a rollout (T)
     seq_len: int = 0  # length of a sequence (L), through which gradients flow; 0: T
     num_minibatches: int = 4  # minibatches in an epoch, each of whole sequences
@@ -86,14 +74,13 @@ class Args:
     gae_lambda: float = 0.95  # lambda of GAE
 
     hidden_size: int = 128  # units of the GRU (H)
-    separate_critic: bool = False  # the critic has a memory of its own
     ablate_memory: bool = False  # a control: no state between steps, L = 1
 
     learning_rate: float = 2.5e-4  # Adam's, at first
     anneal_lr: bool = True  # the learning rate falls linearly to 0
     clip_coef: float = 0.1  # epsilon of the surrogate
     ent_coef: float = 0.01  # weight of the entropy bonus
-    vf_coef: float = 0.5  # weight of the value loss
+    vf_coef: float = 0.5  # weight of the value loss, 0.5 (V - R)^2; Stable-Baselines3 has no 0.5
     max_grad_norm: float = 0.5  # gradients are clipped to this norm
     target_kl: float = np.inf  # an update ends when the estimated KL exceeds 1.5 times this
 
@@ -107,29 +94,28 @@ class Args:
     render: Literal["human", "video", "none"] = "human"  # --play: a window, RUN/videos, or returns
 
 
-FIXED = (  # the agent's shape and what it sees: --resume and --play cannot change them
-    "env_id", "frame_stack", "hidden_size", "separate_critic", "ablate_memory",
-)  # fmt: skip
-LOSSES = "policy_loss", "value_loss", "entropy", "approx_kl"  # what is logged
-EVAL_FRAMES = 18_000  # where an evaluation cuts a game: five minutes (Mnih et al. 2015)
+# What is logged of each minibatch
+METRICS = "policy_loss", "value_loss", "entropy", "approx_kl", "clipfrac", "grad_norm"
 
 
 class ResetGRU(nn.Module):
     """A GRU whose state is zero after every final step, and that replays a sequence in one call.
 
     Its definition is a loop over time: state = cell(x[t], state), then state = 0 if final[t]. One
-    call of torch.gru for all steps is faster, but cannot stop to reset the state. It need not: no
-    loss reads the output of a final step, so on replay we may give it an input that makes the
-    step itself the reset.
+    call of torch.gru for all steps is faster, but can't stop to reset the state. It needn't: no
+    loss reads the output of a final step, so on replay we get to choose that step's input, and
+    choose one that makes the step itself the reset.
 
     x gets two more features. The first is 1, and its weights are the input's biases. The second is
     0; its weights are constant, 1 to the gates r and z, 0 to the candidate n. On a final step the
     second is -1e4 and all others are 0, so that the biases are gone, too. Then, exactly in
-    floating point, and with no gradient (GRU: Cho et al. 2014, arXiv:1406.1078; c: biases of h):
+    floating point, and with no gradient (torch's variant of the GRU of Cho et al. 2014,
+    arXiv:1406.1078; c: the biases of h):
 
-        r = z = sigmoid(U h + c - 1e4) = 0,  n = tanh(r (U h + c)) = 0,  h' = (1 - z) n + z h = 0
+        r = sigmoid(U_r h + c_r - 1e4) = 0,  z = sigmoid(U_z h + c_z - 1e4) = 0
+        n = tanh(r (U_n h + c_n)) = 0,       h' = (1 - z) n + z h = 0
 
-    On a CPU torch does not fuse a GRU, but loops; its LSTM is several times faster there.
+    On a CPU torch doesn't fuse a GRU, but loops; its LSTM is several times faster there.
     """
 
     def __init__(self, input_size: int, hidden_size: int):
@@ -139,25 +125,32 @@ class ResetGRU(nn.Module):
         nn.init.orthogonal_(self.cell.weight_hh)
         nn.init.zeros_(self.cell.bias_ih)
         nn.init.zeros_(self.cell.bias_hh)
-        closes = torch.tensor([[1.0], [1.0], [0.0]])  # r, z, n
-        self.closes = nn.Buffer(closes.repeat_interleave(hidden_size, 0), persistent=False)
+        # The weights of the second feature, gates r, z, n, and the input of a final step
+        gates = torch.tensor([[1.0], [1.0], [0.0]]).repeat_interleave(hidden_size, 0)
+        self.gates = nn.Buffer(gates, persistent=False)
         self.reset = nn.Buffer(torch.tensor([0.0] * input_size + [0.0, -1e4]), persistent=False)
 
-    def step(self, x: Tensor, state: Tensor) -> Tensor:
-        """One step: x (N, F), state (1, N, H), that is h -> the next state."""
-        return self.cell(x, state[0]).unsqueeze(0)
+    def initial_state(self, num_envs: int) -> Tensor:
+        """Of any memory: zeros (rows, N, ...). Here h alone, (1, N, H)."""
+        return self.reset.new_zeros(1, num_envs, self.cell.hidden_size)
+
+    def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """One step, which doesn't reset: x (N, F), state (1, N, H) -> h (N, H), the next state."""
+        h = self.cell(x, state[0])
+        return h, h.unsqueeze(0)
 
     def forward(self, x: Tensor, state: Tensor, final: Tensor) -> Tensor:
         """Sequences: x (L, B, F), the state before them (1, B, H), final (L, B) -> h (L, B, H)."""
         cell = self.cell
         L, B = x.shape[:2]
-        check_shapes((L, B, cell.input_size), x=x)  # torch.gru would broadcast one sequence
-        check_shapes((1, B, cell.hidden_size), state=state)
-        check_shapes((L, B), final=final)
+        # torch.gru would broadcast one sequence to many.
+        assert x.shape == (L, B, cell.input_size), f"x is {tuple(x.shape)}"
+        assert final.shape == (L, B), f"final is {tuple(final.shape)}"
+        assert state.shape == (1, B, cell.hidden_size), f"state is {tuple(state.shape)}"
         x = nn.functional.pad(x, (0, 1), value=1.0)  # the first feature: the input's biases
-        x = nn.functional.pad(x, (0, 1))  # the second, which closes r and z: (L, B, F + 2)
-        x = torch.where(final.bool().unsqueeze(-1), self.reset, x)
-        weight_ih = torch.cat([cell.weight_ih, cell.bias_ih[:, None], self.closes], 1)
+        x = nn.functional.pad(x, (0, 1))  # the second, which shuts r and z: (L, B, F + 2)
+        x = torch.where(final.unsqueeze(-1), self.reset, x)
+        weight_ih = torch.cat([cell.weight_ih, cell.bias_ih[:, None], self.gates], 1)
         bias_ih = torch.zeros_like(cell.bias_ih)
         h, _ = torch.gru(  # what nn.GRU calls
             x, state, [weight_ih, cell.weight_hh, bias_ih, cell.bias_hh],
@@ -165,6 +158,15 @@ class ResetGRU(nn.Module):
             batch_first=False,
         )  # fmt: skip
         return h
+
+
+def reset_state(state: Tensor, final) -> Tensor:
+    """state (rows, N, ...) -> the same, but zero in those of the N environments that are final."""
+    if not final.any():
+        return state
+    state = state.clone()
+    state[:, torch.as_tensor(final, device=state.device)] = 0.0
+    return state
 
 
 def linear(inputs: int, outputs: int, std: float = 2**0.5) -> nn.Linear:
@@ -207,8 +209,7 @@ class NatureCNN(nn.Module):
 
 
 class Agent(nn.Module):
-    """CNN and GRU, then actor and critic. state is (1, N, H): the GRU's h. A separate critic has a
-    GRU of its own, and state is (2, N, H)."""
+    """CNN and GRU, then actor and critic, which both read the GRU's output h."""
 
     def __init__(self, envs, args: Args):
         super().__init__()
@@ -216,72 +217,57 @@ class Agent(nn.Module):
         self.action_space = envs.single_action_space
         self.encoder = NatureCNN(args.frame_stack, args.amp)
         self.gru = ResetGRU(512, args.hidden_size)
-        if args.separate_critic:
-            self.critic_gru = ResetGRU(512, args.hidden_size)
-        self.actor = linear(args.hidden_size, self.action_space.n, std=0.01)
+        self.actor = linear(args.hidden_size, int(self.action_space.n), std=0.01)
         self.critic = linear(args.hidden_size, 1, std=1.0)
 
     def initial_state(self, num_envs: int) -> Tensor:
-        rows = 2 if self.args.separate_critic else 1
-        return self.actor.weight.new_zeros(rows, num_envs, self.args.hidden_size)
+        return self.gru.initial_state(num_envs)
 
-    def log_probs(self, h: Tensor) -> Tensor:
-        """The GRU's h (..., H) -> log-probabilities (..., K, A)."""
-        return self.actor(h).unsqueeze(-2).log_softmax(-1)
-
-    def step(self, obs: Tensor, state: Tensor):
-        """obs (N, C, 84, 84), state -> log-probabilities (N, K, A), value (N,), state."""
-        x = self.encoder(obs)
-        next_state = self.gru.step(x, state[:1])
-        if self.args.separate_critic:
-            next_state = torch.cat([next_state, self.critic_gru.step(x, state[1:])])
-        logp = self.log_probs(next_state[0])
-        value = self.critic(next_state[-1]).squeeze(-1)  # the critic's h, or the shared one
+    def step(self, obs: Tensor, gru_state: Tensor):
+        """obs (N, C, 84, 84) -> log-probabilities of all actions (N, A), value (N,), the next
+        state."""
+        h, gru_state = self.gru.step(self.encoder(obs), gru_state)
         if self.args.ablate_memory:
-            next_state = torch.zeros_like(next_state)
-        return logp, value, next_state
+            gru_state = torch.zeros_like(gru_state)
+        return self.actor(h).log_softmax(-1), self.critic(h).squeeze(-1), gru_state
 
-    def evaluate_actions(self, obs, state, final, actions):
-        """Sequences: obs (L, B, C, 84, 84), the state before them (1 or 2, B, H),
-        final (L, B), actions (L, B, K) -> logprob, entropy, value (M,) of the steps that count."""
-        x = self.encoder(obs)
-        h = self.gru(x, state[:1], final)
-        critic_h = self.critic_gru(x, state[1:], final) if self.args.separate_critic else h
-        value = self.critic(critic_h).squeeze(-1)
-        logp = self.log_probs(h)
-        logprob = log_prob(logp, actions)
-        entropy = -(logp.exp() * logp).sum((-2, -1))
+    def evaluate_actions(self, obs, gru_state, final, actions):
+        """Sequences: obs (L, B, C, 84, 84), the state before them (1, B, H), final (L, B),
+        actions (L, B) -> logprob, entropy, value (M,) of the steps that count."""
+        h = self.gru(self.encoder(obs), gru_state, final)  # (L, B, H)
+        log_pi = self.actor(h).log_softmax(-1)
+        value = self.critic(h).squeeze(-1)
         valid = ~final
-        return logprob[valid], entropy[valid], value[valid]
+        return select(log_pi, actions)[valid], entropy(log_pi)[valid], value[valid]
 
     @torch.inference_mode()
-    def predict(self, obs, info=None, state=None, final=None, deterministic: bool = True):
-        """obs (N, C, 84, 84) and info of N games, state (None at first), final (N,): which obs
-        are a game's last -> actions for the environments; state, zero after final steps."""
-        obs, state, final = check_inputs(self, obs, state, final)
-        tensor = partial(torch.as_tensor, device=state.device)
-        logp, _, state = self.step(tensor(obs), state)
-        choices = logp.argmax(-1) if deterministic else sample(logp)
-        state = state.where(tensor(~final)[:, None], 0.0)
-        return to_env(choices, self.action_space), state
+    def predict(self, obs, gru_state=None, final=None, deterministic: bool = True):
+        """obs (N, C, 84, 84) of N games, gru_state (None at first), final (N,): which obs are a
+        game's last -> actions for the environments; the next state, zero after final steps."""
+        obs = torch.as_tensor(obs, device=self.actor.weight.device)
+        gru_state = self.initial_state(len(obs)) if gru_state is None else gru_state
+        log_pi, _, gru_state = self.step(obs, gru_state)
+        actions = log_pi.argmax(-1) if deterministic else sample(log_pi)
+        if final is not None:
+            gru_state = reset_state(gru_state, final)
+        return to_env(actions, self.action_space), gru_state
 
 
-def sample(logp: Tensor) -> Tensor:
-    """Log-probabilities (..., K, A) -> choices (..., K). If E_a ~ Exp(1), p_a / E_a is the largest
-    with probability p_a: Categorical.sample without its overhead."""
-    noise = torch.empty(logp.shape).exponential_().to(logp.device)
-    return (logp.exp() / noise).argmax(-1)
+def sample(log_pi: Tensor) -> Tensor:
+    """Log-probabilities (..., A) -> actions (...), by an exponential race: if E_a ~ Exp(1),
+    p_a / E_a is the largest with probability p_a. Four times as fast as Categorical.sample."""
+    noise = torch.empty(log_pi.shape).exponential_().to(log_pi.device)
+    return (log_pi.exp() / noise).argmax(-1)
 
 
-def log_prob(logp: Tensor, actions: Tensor) -> Tensor:
-    """Log-probabilities (..., K, A), actions (..., K) -> the sum over independent components."""
-    return logp.gather(-1, actions.unsqueeze(-1)).squeeze(-1).sum(-1)
+def select(log_pi: Tensor, actions: Tensor) -> Tensor:
+    """Log-probabilities of all actions (..., A), actions (...) -> those of the actions (...)."""
+    return log_pi.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
 
 
-def to_env(actions: Tensor, space) -> np.ndarray:
-    """Actions (N, K), counted from 0 -> as the environments take them."""
-    array = actions.cpu().numpy().reshape(-1, *space.shape)
-    return array.astype(space.dtype) + getattr(space, "start", 0)
+def entropy(log_pi: Tensor) -> Tensor:
+    """Log-probabilities (..., A) -> the entropy (...) of the policy."""
+    return -(log_pi.exp() * log_pi).sum(-1)
 
 
 def compute_gae(rewards, values, terminated, done, gamma: float, lam: float) -> np.ndarray:
@@ -291,26 +277,40 @@ def compute_gae(rewards, values, terminated, done, gamma: float, lam: float) -> 
         delta_t = r_t + gamma (1 - terminated_t) V_{t+1} - V_t
         A_t = delta_t + gamma lambda (1 - done_t) A_{t+1}
     """
-    check_shapes(rewards.shape, values=values[1:], terminated=terminated, done=done)
     deltas = rewards + gamma * np.where(terminated, 0, values[1:]) - values[:-1]
     advantages = np.zeros_like(deltas)
-    following = np.zeros_like(deltas[0])  # A_{t+1}
+    next_advantage = np.zeros_like(deltas[0])
     for t in reversed(range(len(deltas))):
-        following = deltas[t] + gamma * lam * np.where(done[t], 0, following)
-        advantages[t] = following
+        next_advantage = deltas[t] + gamma * lam * np.where(done[t], 0, next_advantage)
+        advantages[t] = next_advantage
     return advantages
 
 
+def explained_variance(value, return_) -> float:
+    """(M,), (M,) -> the share of the returns' variance that the critic foresaw; 1 is the best."""
+    return float(1 - (return_ - value).var() / (return_.var() + 1e-8))
+
+
+def normalize_advantage(advantage: Tensor) -> Tensor:
+    """Advantages (M,) of a minibatch -> with mean 0 and standard deviation 1."""
+    return (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
+
+
 def ppo_loss(logprob, old_logprob, advantage, clip_coef: float):
-    """M steps -> the clipped surrogate (Schulman et al. 2017, eq. 7), negated, and an estimate of
-    the KL divergence from the old policy, E[ratio - 1 - log ratio], which is never negative
-    (Schulman 2020, "Approximating KL divergence")."""
-    check_shapes(logprob.shape, old_logprob=old_logprob, advantage=advantage)
+    """M steps -> the clipped surrogate (Schulman et al. 2017, eq. 7), negated; an estimate of the
+    KL divergence from the old policy, E[ratio - 1 - log ratio], which is never negative (Schulman
+    2020, "Approximating KL divergence"); the fraction of ratios outside the clip range."""
     log_ratio = logprob - old_logprob
     ratio = log_ratio.exp()
     clipped = ratio.clamp(1 - clip_coef, 1 + clip_coef)
     surrogate = torch.min(ratio * advantage, clipped * advantage)
-    return -surrogate.mean(), (ratio - 1 - log_ratio).mean().detach()
+    kl = (ratio - 1 - log_ratio).mean()
+    return -surrogate.mean(), kl, (ratio != clipped).float().mean()
+
+
+def too_far(kl: Tensor, target_kl: float) -> bool:
+    """Has the policy moved so far that the update must end? As in Stable-Baselines3."""
+    return target_kl < np.inf and bool(kl > 1.5 * target_kl)
 
 
 def to_sequences(x: Tensor, L: int) -> Tensor:
@@ -319,63 +319,34 @@ def to_sequences(x: Tensor, L: int) -> Tensor:
     return x.transpose(0, 1).flatten(1, 2)
 
 
-def minibatches(S: int, args: Args, device):
-    """Yields the indices (B,) of each minibatch's sequences."""
+def minibatches(final: Tensor, args: Args):
+    """final (L, S) -> yields the indices (B,) of each minibatch's sequences, but of none in which
+    every step is final."""
     for _ in range(args.update_epochs):
-        yield from torch.randperm(S).view(args.num_minibatches, -1).to(device)
+        shuffled = torch.randperm(final.shape[1]).to(final.device)
+        for batch in shuffled.view(args.num_minibatches, -1):
+            if not final[:, batch].all():
+                yield batch
 
 
-def gather(x) -> list:
-    """The x of every process, in the order of their ranks."""
-    everyones = [x] * WORLD_SIZE
-    if dist.is_initialized():
-        dist.all_gather_object(everyones, x)
-    return everyones
-
-
-def all_sum(x: Tensor) -> Tensor:
-    """In place: x becomes its sum over all processes, the same in each, bit for bit."""
-    if dist.is_initialized():
-        dist.all_reduce(x)
-    return x
-
-
-def moments(x: Tensor):
-    """x (M,), where M may differ by process -> the sum of M, mean and standard deviation of all."""
-    count, first, second = all_sum(torch.stack([x.new_tensor(len(x)), x.sum(), x.square().sum()]))
-    mean = first / count
-    var = second / count - mean**2
-    return count, mean, var.clamp(min=0).sqrt()  # rounding can make it negative
-
-
-def sum_gradients(agent: Agent) -> None:
-    """Makes each gradient its sum over all processes, in one message."""
-    gradients = [weight.grad for weight in agent.parameters() if weight.grad is not None]
-    sums = all_sum(torch.cat([gradient.flatten() for gradient in gradients]))
-    parts = sums.split([gradient.numel() for gradient in gradients])
-    for gradient, part in zip(gradients, parts):
-        gradient.copy_(part.view_as(gradient))
+def count_steps(valid) -> int:
+    return int(valid.sum())
 
 
 def train(args: Args) -> Agent:
     """Play T steps in N environments, estimate advantages, improve the agent; repeat."""
     check_args(args)
+    T, N = args.num_steps, args.num_envs
+    L = 1 if args.ablate_memory else args.seq_len or T
+    check_sequences(args, L)
     torch.set_num_threads(args.torch_threads or torch.get_num_threads())
-    torch.backends.cudnn.deterministic = True
     seed_everything(args.seed)
-    T, N = args.num_steps, args.num_envs // WORLD_SIZE  # N environments of this process
-    L = args.seq_len or T
-    device = torch.device(f"cuda:{LOCAL_RANK}" if args.cuda else "cpu")
+    device = torch.device("cuda" if args.cuda else "cpu")
+    torch.backends.cudnn.deterministic = True
     envs = make_envs(args, N)
     agent = Agent(envs, args).to(device)
-    seed_everything(args.seed + 10_000 * (1 + RANK))  # equal weights, then noise of its own
     optimizer = torch.optim.Adam(agent.parameters(), eps=1e-5, fused=True)  # lr is set below
-    if WORLD_SIZE > 1:  # after Adam, whose imports would hold the group's threads to the very end
-        dist.init_process_group()
-        for weight in agent.parameters():  # all begin with those of rank 0
-            first = weight.data.contiguous() if RANK == 0 else weight.new_zeros(weight.shape)
-            weight.data.copy_(all_sum(first))
-    run = Run(args, envs, agent, optimizer)
+    run = Run(args, envs, agent, optimizer)  # with --resume it loads all that the run had saved
     tensor = partial(torch.as_tensor, device=device)
     # NumPy holds what environments return, torch what the agent computes.
     obs = np.zeros((T + 1, N, *envs.single_observation_space.shape), np.uint8)
@@ -383,37 +354,38 @@ def train(args: Args) -> Agent:
     rewards = np.zeros((T, N), np.float32)
     terminated = np.zeros((T, N), bool)
     truncated = np.zeros((T, N), bool)
-    logp = torch.zeros(T, N, 1, agent.action_space.n, device=device)  # of all choices
-    actions = torch.zeros(T, N, 1, dtype=torch.long, device=device)
+    actions = torch.zeros(T, N, *agent.action_space.shape, dtype=torch.long, device=device)
     values = torch.zeros(T + 1, N, device=device)
-    states = torch.zeros(T // L, *agent.initial_state(N).shape, device=device)
+    gru_states = torch.zeros(T // L, *agent.initial_state(N).shape, device=device)
 
-    # A resumed run begins other episodes, and each process its own. ale_py's seeds are int32.
-    obs[0], info = envs.reset(seed=(args.seed + run.step + N * RANK) % 2**30)
+    obs[0], info = envs.reset(seed=env_seed(args.seed, run.step))  # resumed: other episodes
     lives = info["lives"]
-    state = agent.initial_state(N)
+    gru_state = agent.initial_state(N)
     while run.step < args.total_timesteps:
         # Rollout
-        with torch.inference_mode():
-            for t in range(T):
-                if t % L == 0:  # where replay will begin a sequence
-                    states[t // L] = state
-                logp[t], values[t], state = agent.step(tensor(obs[t]), state)
-                actions[t] = sample(logp[t])
-                if final[t].any():  # the next episode begins with an empty memory
-                    state = state.where(tensor(~final[t])[:, None], 0.0)
-                action = to_env(actions[t], agent.action_space)
-                obs[t + 1], rewards[t], terminated[t], truncated[t], info = envs.step(action)
-                final[t + 1] = terminated[t] | truncated[t]
-                if args.terminal_on_life_loss:  # the game goes on: no final step
-                    terminated[t] |= info["lives"] < lives
-                    lives = info["lives"]
-            # State stays as it is: the next rollout begins with this step.
-            _, values[T], _ = agent.step(tensor(obs[T]), state)
+        log_pis = []
+        for t in range(T):
+            if t % L == 0:  # where replay will begin a sequence
+                gru_states[t // L] = gru_state
+            with torch.inference_mode():
+                log_pi, values[t], gru_state = agent.step(tensor(obs[t]), gru_state)
+                log_pis.append(log_pi)
+                actions[t] = sample(log_pi)
+                gru_state = reset_state(gru_state, final[t])  # the next episode begins empty
+            action = to_env(actions[t], agent.action_space)
+            obs[t + 1], rewards[t], terminated[t], truncated[t], info = envs.step(action)
+            final[t + 1] = terminated[t] | truncated[t]
+            if args.terminal_on_life_loss:  # the game goes on: no final step
+                terminated[t] |= info["lives"] < lives
+                lives = info["lives"]
+        with torch.inference_mode():  # gru_state stays: the next rollout begins with this step
+            _, values[T], _ = agent.step(tensor(obs[T]), gru_state)
+        check_finite("rewards", rewards)
 
         # Advantages
         valid = ~final[:T]  # the steps that count
         done = terminated | truncated
+        rewards[~valid] = 0.0
         if args.clip_rewards:
             rewards = np.sign(rewards)
         v = values.numpy(force=True)
@@ -423,61 +395,53 @@ def train(args: Args) -> Agent:
         # Update, in minibatches of whole sequences
         remaining = 1 - run.step / args.total_timesteps if args.anneal_lr else 1
         optimizer.param_groups[0]["lr"] = remaining * args.learning_rate
+        old_logprobs = select(torch.stack(log_pis), actions)  # of the policy that acted
         s_obs = to_sequences(tensor(obs[:T]), L)  # (L, S, C, 84, 84), and so on
         s_final = to_sequences(tensor(final[:T]), L)
         s_actions = to_sequences(actions, L)
-        s_logprob = to_sequences(log_prob(logp, actions), L)  # of the policy that acted
+        s_logprob = to_sequences(old_logprobs, L)
         s_advantage = to_sequences(tensor(advantages), L)
         s_return = to_sequences(tensor(returns), L)
-        s_state = states.transpose(0, 1).flatten(1, 2)  # (rows, S, H), before each sequence
-        losses = []
-        for batch in minibatches(s_state.shape[1], args, device):
+        s_state = gru_states.transpose(0, 1).flatten(1, 2)  # (1, S, H), before each sequence
+        metrics = []
+        for batch in minibatches(s_final, args):
             batch_valid = ~s_final[:, batch]  # (L, B): the M steps that count
-            logprob, entropy, value = agent.evaluate_actions(
+            logprob, batch_entropy, value = agent.evaluate_actions(
                 s_obs[:, batch], s_state[:, batch], s_final[:, batch], s_actions[:, batch]
             )
             old_logprob = s_logprob[:, batch][batch_valid]  # (M,), and so on
             advantage = s_advantage[:, batch][batch_valid]
             return_ = s_return[:, batch][batch_valid]
 
-            count, mean, std = moments(advantage.double())  # of all processes
-            if count == 0:
-                continue
-            advantage = (advantage - mean) / (std + 1e-8)
-            policy_loss, kl = ppo_loss(logprob, old_logprob, advantage, args.clip_coef)
+            advantage = normalize_advantage(advantage)
+            policy_loss, kl, clipfrac = ppo_loss(logprob, old_logprob, advantage, args.clip_coef)
             value_loss = 0.5 * (value - return_).square().mean()
-            entropy = entropy.mean()
-            means = torch.stack([policy_loss, value_loss, entropy, kl]).detach()
-            share = len(logprob) / count  # of this process in the means over all steps
-            if len(logprob) == 0:  # a mean of none is NaN
-                means = torch.zeros_like(means)
-            means = all_sum(share * means)
-            losses.append(means)
-            if means[LOSSES.index("approx_kl")] > 1.5 * args.target_kl:  # in every process
-                break
-            loss = policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy
+            mean_entropy = batch_entropy.mean()
+            loss = policy_loss + args.vf_coef * value_loss - args.ent_coef * mean_entropy
             optimizer.zero_grad()
-            (share * loss).backward()
-            sum_gradients(agent)
-            nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+            loss.backward()
+            grad_norm = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+            row = [policy_loss, value_loss, mean_entropy, kl, clipfrac, grad_norm]  # as in METRICS
+            metrics.append(torch.stack(row).detach())
+            if too_far(kl, args.target_kl):  # ends the whole update, before this step
+                break
             optimizer.step()
 
-        run.log(int(valid.sum()), losses)
+        run.step += count_steps(valid)
+        if metrics:  # else every step was final
+            run.log(metrics, explained_variance(v[:T][valid], returns[valid]))
         # The next rollout begins where this one ended.
         obs[0] = obs[T]
         final[0] = final[T]
 
-    if WORLD_SIZE > 1:
-        dist.destroy_process_group()
-    if RANK == 0:
-        run.finish()
+    run.finish()
     envs.close()
     return agent
 
 
-# --- The lesson ends here. Below: environments, files, command line; one text in all scripts ---
+# --- The lesson ends here. Below: environments, files, command line ---
 class ArgumentError(ValueError):
-    """A flag, a file or an environment that cannot be used."""
+    """A flag, a file or an environment that the user can mend: main prints one line."""
 
 
 def check(condition, message: str) -> None:
@@ -485,62 +449,33 @@ def check(condition, message: str) -> None:
         raise ArgumentError(message)
 
 
-def check_shapes(shape: tuple[int, ...], **arrays) -> None:
-    """ValueError for the first array of another shape, which might broadcast silently."""
-    for name, array in arrays.items():
-        found = tuple(getattr(array, "shape", [type(array).__name__]))
-        if found != tuple(shape):
-            raise ValueError(f"{name} is {found}, and must have the shape {tuple(shape)}")
-
-
-def check_inputs(agent: Agent, obs, state, final):
-    """The inputs of predict, completed; ValueError for other shapes."""
-    obs = np.asarray(obs)
-    if obs.shape[1:] != (agent.args.frame_stack, 84, 84) or obs.dtype != np.uint8:
-        raise ValueError("obs must be uint8 (N, C, 84, 84): take obs[None] for one game")
-    zeros = agent.initial_state(len(obs))
-    state = zeros if state is None else state
-    final = np.zeros(len(obs), bool) if final is None else np.asarray(final, bool)
-    check_shapes(zeros.shape, state=state)
-    check_shapes(obs.shape[:1], final=final)
-    return obs, state, final
-
-
 def check_args(args: Args) -> None:
-    """Raises ArgumentError for the first flag that cannot work. Without memory L is 1."""
-    check_flags(args)
-    args.seq_len = 1 if args.ablate_memory else args.seq_len
-    L = args.seq_len or args.num_steps
+    """ArgumentError for the first number that can't work."""
+    for name, value in vars(args).items():
+        flag = f"--{name.replace('_', '-')} {value!r}"
+        if isinstance(getattr(Args, name), (int, float)):  # YAML makes a string of 1e-3
+            check(not isinstance(value, str), f"{flag}: is a string, and must be a number")
+        if name.startswith("num_") or name.endswith(("_size", "_epochs", "_timesteps")):
+            check(value > 0, f"{flag}: must be positive")
+        if name.endswith(("_rate", "_coef", "_norm", "_kl", "gamma", "lambda", "seed")):
+            check(value >= 0, f"{flag}: must not be negative, nor NaN")
+    check(max(args.gamma, args.gae_lambda) <= 1, "--gamma, --gae-lambda: must not be above 1")
+    check(not args.cuda or torch.cuda.is_available(), "--cuda: torch finds no GPU")
+
+
+def check_sequences(args: Args, L: int) -> None:
+    """ArgumentError unless sequences of L steps fill the minibatches."""
+    S = args.num_envs * args.num_steps // L
     check(args.num_steps % L == 0, f"--seq-len {L}: must divide --num-steps {args.num_steps}")
-    check(args.num_envs % WORLD_SIZE == 0, f"--num-envs: {WORLD_SIZE} processes must divide it")
-    S = args.num_envs // WORLD_SIZE * args.num_steps // L
     check(S % args.num_minibatches == 0, f"--num-minibatches: must divide the {S} sequences")
-    check(not args.cuda or LOCAL_RANK < torch.cuda.device_count(), "--cuda: too few GPUs")
-    mkldnn = torch.backends.mkldnn.is_available()
-    has_bfloat16 = args.cuda or (mkldnn and torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    if args.amp and not has_bfloat16:
-        warnings.warn("--amp: this CPU has no bfloat16, and computes faster without")
+    single = S * L == args.num_minibatches  # whose advantage, minus the mean, is 0
+    check(not single, "--num-minibatches: minibatches of one step can't move the policy")
 
 
-def check_flags(args: Args) -> None:
-    """Raises ArgumentError for the first flag of a wrong type or range. Makes 3e5 an int."""
-    ranges = {
-        "seed": (0, 1e9), "eval_episodes": (0, 1e9), "torch_threads": (0, 999), "seq_len": (0, 1e9),
-        "gamma": (0, 1), "gae_lambda": (0, 1), "log_std_init": (-20, 20), "sticky_actions": (0, 1),
-    }  # fmt: skip
-    for field in fields(args):
-        value, default = getattr(args, field.name), getattr(Args, field.name)
-        flag = f"--{field.name.replace('_', '-')} {value!r}"
-        if field.type in (int, float):
-            usual = min(default, 1 if field.type is int else 0), max(default, 10**12)
-            low, high = ranges.get(field.name, usual)
-            fits = isinstance(value, (int, float, np.number)) and low <= value <= high
-            check(fits and field.type(value) == value, f"{flag}: must be from {low:g} to {high:g}")
-            setattr(args, field.name, field.type(value))
-        elif value is not None or default is not None:
-            kind = (bool, np.bool_) if field.type is bool else (str, Path)
-            check(isinstance(value, kind) and value != "", f"{flag}: must be a {kind[0].__name__}")
-            setattr(args, field.name, kind[0](value))
+def check_finite(name: str, x: np.ndarray) -> None:
+    """FloatingPointError, with the place of the first, for numbers that are NaN or infinite."""
+    for place in np.argwhere(~np.isfinite(x))[:1]:
+        raise FloatingPointError(f"{name}{place.tolist()} is {x[tuple(place)]}")
 
 
 def seed_everything(seed: int) -> None:
@@ -549,13 +484,21 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
 
 
-def finite(name: str, x):
-    """Returns x. FloatingPointError, with the place, for a number that is not finite in float32."""
-    if not np.abs(x).max() < 2**24:  # true for NaN, too
-        if bad := np.argwhere(~(np.abs(x) <= np.finfo(np.float32).max)).tolist():
-            raise FloatingPointError(f"{name}{bad[0]} is {x[tuple(bad[0])]}")
-        warnings.warn(f"{name} above 2**24 lose digits in float32: scale them")
-    return x
+EVALUATION = 2**40  # in a step's place: no run has so many steps
+
+
+def env_seed(*key: int) -> int:
+    """The seed of environments. Different keys, (seed, step), share no episode: plain sums would,
+    since Gymnasium gives environment i the seed + i."""
+    return int(np.random.SeedSequence(key).generate_state(1)[0] % 2**30)
+
+
+def to_env(actions: Tensor, space) -> np.ndarray:
+    """Actions (N,), counted from 0 -> as the environments take them."""
+    return actions.numpy(force=True) + space.start
+
+
+EVAL_FRAMES = 18_000  # where an evaluation cuts a game: five minutes (Mnih et al. 2015)
 
 
 class FireReset(gym.Wrapper):
@@ -572,10 +515,11 @@ def make_envs(args: Args, num_envs: int, render_mode: str | None = None, max_fra
     """num_envs games as one environment, whose observations are uint8 (num_envs, C, 84, 84). A
     game is truncated after max_frames, four a step; ale_py's own limit is half an hour."""
     check(args.env_id.startswith("ALE/"), f"--env-id {args.env_id}: not a game like ALE/Pong-v5")
-    make = partial(gym.make_vec, f"ale_py:{args.env_id}", num_envs,
-                   repeat_action_probability=args.sticky_actions,
-                   max_num_frames_per_episode=max_frames)  # fmt: skip
     try:
+        options = json.loads(args.env_kwargs)
+        options["repeat_action_probability"] = args.sticky_actions
+        options["max_num_frames_per_episode"] = max_frames
+        make = partial(gym.make_vec, f"ale_py:{args.env_id}", num_envs, **options)
         if render_mode is None:  # ale_py's vector environment
             envs = make(stack_num=args.frame_stack, reward_clipping=False)
         else:  # the same preprocessing in Python, which can render
@@ -583,8 +527,8 @@ def make_envs(args: Args, num_envs: int, render_mode: str | None = None, max_fra
             envs = make(vectorization_mode="sync", render_mode=render_mode, frameskip=1,
                         wrappers=[AtariPreprocessing, FireReset, stack])  # fmt: skip
     except (gym.error.Error, ImportError, ValueError) as error:
-        raise ArgumentError(f'--env-id {args.env_id}: {error} (pip install ".[atari]")') from error
-    envs = wrappers.TransformReward(envs, partial(finite, "rewards"))
+        flags = f"--env-id {args.env_id} --env-kwargs {args.env_kwargs}"
+        raise ArgumentError(f"{flags}: {error}") from error
     return wrappers.RecordEpisodeStatistics(envs, stats_key="run_statistics")
 
 
@@ -592,219 +536,173 @@ class Run:
     """A run's progress, log and agent.pt, saved at the start, every minute and at the end."""
 
     latest: Path | None = None  # the directory of the run to continue
-    versions = (f"Python {sys.version.split()[0]}, torch {torch.__version__},"
-                f" gymnasium {gym.__version__}, numpy {np.__version__}")  # fmt: skip
 
     def __init__(self, args: Args, envs, agent: Agent, optimizer):
         self.args = args
         self.agent = agent
         self.optimizer = optimizer
         self.returns, self.lengths = envs.return_queue, envs.length_queue  # of the last 100
-        self.step, seconds = 0, 0.0
+        self.step = 0
+        self.wandb_id = None
         name = args.run_name or f"{args.env_id}__{SCRIPT}__{args.seed}__{time.time():.6f}"
         name = name.replace("/", "-").replace(":", "-")
-        self.dir = gather(Path(args.resume or Path(args.runs_dir, name)).resolve())[0]
+        self.dir = Path(args.resume or Path(args.runs_dir, name)).resolve()
+        exists = (self.dir / "agent.pt").exists()
+        check(args.resume or not exists, f"--run-name: {self.dir} exists; --resume continues it")
         if args.resume:
-            saved = load(self.dir, agent)
-            optimizer.load_state_dict(saved["optimizer"])
-            self.step, seconds = saved["step"], saved["seconds"]
-            seed_everything(args.seed + 10_000 * (1 + RANK) + self.step)
-            if len(saved["rng"]) == WORLD_SIZE:  # else it continues, not bit for bit
-                torch.set_rng_state(saved["rng"][RANK])
-            if RANK == 0:
-                self.returns.extend(saved["returns"])
-                self.lengths.extend(saved["lengths"])
-        self.began = time.time() - seconds
-        self.logged = time.time()
-        self.timed: list[tuple[int, float]] = []  # steps, seconds of iterations; the first is slow
-        self.rng = gather(torch.get_rng_state())
-        Run.latest = self.dir
-        if RANK > 0:  # the first process writes
-            return
-        try:
-            if args.track and (args.resume or not self.dir.exists()):  # else mkdir below refuses
-                import wandb  # before SummaryWriter, which it patches
+            self.restore(load(self.dir, agent))
+        if args.track:
+            import wandb  # before SummaryWriter, which it patches
 
-                wandb.init(id=self.dir.name, name=self.dir.name, config=vars(args), resume="allow",
-                           reinit="finish_previous", sync_tensorboard=True)  # fmt: skip
-            self.dir.mkdir(parents=True, exist_ok=bool(args.resume))
-            self.writer = SummaryWriter(str(self.dir), purge_step=self.step + 1)
-        except Exception as error:
-            hint = "--resume continues a run" if isinstance(error, OSError) else "for --track"
-            raise ArgumentError(f"{error} ({hint})") from error
+            tracked = wandb.init(
+                id=self.wandb_id, name=self.dir.name, config=vars(args), resume="allow",
+                reinit="finish_previous", sync_tensorboard=True,
+            )  # fmt: skip
+            self.wandb_id = tracked.id
+        self.dir.mkdir(parents=True, exist_ok=True)
+        self.writer = SummaryWriter(str(self.dir), purge_step=self.step + 1)
+        self.began, self.first_step = time.perf_counter(), self.step
+        Run.latest = self.dir
         self.save()
         self.bar = tqdm(total=args.total_timesteps, initial=self.step, unit="step")
 
-    def log(self, steps: int, losses: list[Tensor]) -> None:
-        """Ends an iteration of that many steps; losses has the LOSSES of each minibatch."""
-        if not losses:  # only final steps
-            return
-        means = torch.stack(losses).mean(0).numpy(force=True)
-        finite(f"after step {self.step}, {LOSSES}", means)
-        seconds = time.time() - self.logged
-        self.logged = time.time()
-        steps = sum(gather(steps))
-        self.timed.append((steps, seconds))
-        self.step += steps
-        self.rng = gather(torch.get_rng_state())
-        for queue in (self.returns, self.lengths):  # the first process has those of all
-            everyones = gather(list(queue))
-            queue.clear()
-            if RANK == 0:
-                queue.extend(np.concatenate(everyones))
-        if RANK > 0:
-            return
-        scalars = {f"losses/{name}": loss for name, loss in zip(LOSSES, means)}
+    def restore(self, saved: dict) -> None:
+        """Goes on from what agent.pt held; load has given the agent its weights."""
+        self.optimizer.load_state_dict(saved["optimizer"])
+        self.step = saved["step"]
+        ended = self.step >= self.args.total_timesteps and (self.dir / "result.json").exists()
+        check(not ended, f"--total-timesteps: nothing to do, the run has {self.step} steps")
+        seed_everything(env_seed(self.args.seed, self.step))
+        torch.set_rng_state(saved["rng"])
+        self.wandb_id = saved["wandb_id"]
+        self.returns.extend(saved["returns"])
+        self.lengths.extend(saved["lengths"])
+
+    def log(self, metrics: list[Tensor], explained_variance: float) -> None:
+        """Ends an iteration. metrics: for each minibatch a row as in METRICS, to be averaged."""
+        means = torch.stack(metrics).mean(0).numpy(force=True)
+        check_finite(f"after step {self.step}, {METRICS}", means)
+        scalars = {f"losses/{name}": mean for name, mean in zip(METRICS, means)}
+        scalars["losses/explained_variance"] = explained_variance
         scalars["charts/learning_rate"] = self.optimizer.param_groups[0]["lr"]
-        scalars["charts/SPS"] = steps / seconds
+        scalars["charts/SPS"] = self.speed()
         if self.returns:
             scalars["charts/episodic_return"] = np.mean(self.returns)
             scalars["charts/episodic_length"] = np.mean(self.lengths)
             self.bar.set_postfix({"return": np.mean(self.returns)}, refresh=False)
         for name, scalar in scalars.items():
             self.writer.add_scalar(name, scalar, self.step)
-        self.bar.update(min(steps, self.bar.total - self.bar.n))
-        if self.logged - self.saved > 60:
+        self.bar.update(min(self.step, self.bar.total) - self.bar.n)
+        if time.perf_counter() - self.saved > 60:
             self.save()
+
+    def speed(self) -> float:
+        """Environment steps a second."""
+        return (self.step - self.first_step) / (time.perf_counter() - self.began)
+
+    def contents(self) -> dict:
+        """What agent.pt holds. The flags that belong to one command are not the run's."""
+        args = replace(self.args, resume=None, play=None, render="human")
+        return {
+            "script": SCRIPT, "version": VERSION, "file": str(Path(__file__).resolve()),
+            "args": asdict(args), "agent": self.agent.state_dict(),
+            "optimizer": self.optimizer.state_dict(), "rng": torch.get_rng_state(),
+            "step": self.step, "wandb_id": self.wandb_id,
+            "returns": [float(x) for x in self.returns], "lengths": [int(x) for x in self.lengths],
+        }  # fmt: skip
 
     def save(self) -> None:
         """Writes agent.pt: a crash leaves the old one or the new one."""
         self.writer.flush()
-        contents = {
-            "script": SCRIPT, "args": asdict(self.args), "agent": self.agent.state_dict(),
-            "optimizer": self.optimizer.state_dict(), "rng": self.rng,
-            "step": self.step, "seconds": time.time() - self.began, "versions": self.versions,
-            "returns": [float(x) for x in self.returns], "lengths": [int(x) for x in self.lengths],
-        }  # fmt: skip
-        with open(self.dir / "agent.tmp", "wb") as file:
-            torch.save(contents, file)
-            file.flush()
-            os.fsync(file.fileno())
+        torch.save(self.contents(), self.dir / "agent.tmp")
         os.replace(self.dir / "agent.tmp", self.dir / "agent.pt")
-        self.saved = time.time()
+        self.saved = time.perf_counter()
 
     def finish(self) -> None:
-        """Saves the agent, and evaluates it."""
+        """Saves the agent, evaluates it, and writes result.json."""
         self.save()
         self.bar.close()
-        self.writer.close()
-        seconds = self.logged - self.began
-        timed = self.timed[1:] or [(self.step, seconds)]  # or the only one
-        sps = sum(steps for steps, _ in timed) / sum(time for _, time in timed)
-        evaluation = []
+        sps = self.speed()
+        returns = [float(x) for x in self.returns]
         if self.args.eval_episodes > 0:
             envs = make_envs(self.args, self.args.eval_episodes, None, EVAL_FRAMES)
-            evaluation = evaluate(self.agent, envs, self.args.seed, self.args.deterministic)
+            seed = env_seed(self.args.seed, EVALUATION)
+            returns = evaluate(self.agent, envs, seed, self.args.deterministic)
+            self.writer.add_scalar("charts/evaluation", np.mean(returns), self.step)
+        self.writer.close()
         result = {
-            "global_step": self.step, "seconds": seconds, "sps": sps,
-            "returns": [float(x) for x in self.returns], "evaluation": evaluation,
+            "args": asdict(self.args), "global_step": self.step, "sps": sps, "returns": returns,
         }  # fmt: skip
         (self.dir / "result.json").write_text(json.dumps(result))
-        score = np.mean(evaluation or self.returns or [np.nan])
-        try:
-            print(f"{self.dir}: return {score:.5g}, {sps:.0f} steps a second", flush=True)
-        except (OSError, ValueError):  # nobody reads it, a full disk, another encoding
-            sys.stdout = open(os.devnull, "w")
+        print(f"{self.dir}: return {np.mean(returns or np.nan):.5g}, {sps:.0f} steps a second")
 
 
 def load(run_dir, agent: Agent | None = None) -> dict:
     """Reads a run's agent.pt, running no code in it, and gives its weights to the agent."""
-    file = Path(run_dir, "agent.pt")
-    check(os.path.isfile(file), f"{run_dir} is not the directory of a run: it has no agent.pt")
     try:
-        with zipfile.ZipFile(file) as opened:
-            check(opened.testzip() is None, "it is damaged")
-        saved = torch.load(file, map_location="cpu", weights_only=True)
+        saved = torch.load(Path(run_dir, "agent.pt"), map_location="cpu", weights_only=True)
         check(saved["script"] == SCRIPT, f"{saved['script']} wrote it, not {SCRIPT}")
-        check_flags(Args(**saved["args"]))
         if agent is not None:
             agent.load_state_dict(saved["agent"])
     except Exception as error:  # a damaged file can raise anything
-        raise ArgumentError(f"{file} cannot be used: {error!r:.150}") from error
-    if saved["versions"] != Run.versions:
-        warnings.warn(f"{file} was written by {saved['versions']}, and read by {Run.versions}")
+        why = " ".join(str(error).split())[:200]
+        raise ArgumentError(f"{run_dir}/agent.pt can't be used: {why}") from error
     return saved
 
 
 def evaluate(agent: Agent, envs, seed: int, deterministic: bool = True) -> list[float]:
     """The returns of N episodes, the first of each of the N environments."""
-    obs, info = envs.reset(seed=seed)
-    state = final = None
+    obs, _ = envs.reset(seed=seed)
+    agent_state = final = None
     returns = np.full(envs.num_envs, np.nan)
-    with tqdm(total=envs.num_envs, desc="evaluation", unit="episode") as bar:
-        while np.isnan(returns).any():
-            action, state = agent.predict(obs, info, state, final, deterministic)
-            obs, _, terminated, truncated, info = envs.step(action)
-            final = terminated | truncated
-            ended = final & np.isnan(returns)
-            if ended.any():
-                returns[ended] = info["run_statistics"]["r"][ended]
-                bar.update(ended.sum())
+    while np.isnan(returns).any():
+        action, agent_state = agent.predict(obs, agent_state, final, deterministic)
+        obs, _, terminated, truncated, info = envs.step(action)
+        final = terminated | truncated
+        ended = final & np.isnan(returns)
+        if ended.any():
+            returns[ended] = info["run_statistics"]["r"][ended]
     envs.close()
     return returns.tolist()
 
 
 def play(args: Args) -> None:
     """Plays episodes in a window, into videos, or without a picture, and prints their returns."""
-    check_flags(args)
     seed_everything(args.seed)
     mode = {"human": "human", "video": "rgb_array", "none": None}[args.render]
-    check(WORLD_SIZE == 1, "--play: start one process")
-    display = sys.platform != "linux" or {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()
-    check(mode != "human" or display, "--play: there is no display; try --render video, or none")
-    together = 1 if mode else args.eval_episodes or 10  # episodes played side by side
-    for episode in range(0, args.eval_episodes or 10, together):
-        envs = make_envs(args, together, mode, EVAL_FRAMES)
+    for episode in range(args.eval_episodes or 10):
+        envs = make_envs(args, 1, mode, EVAL_FRAMES)
         agent = Agent(envs, args)
         load(args.play, agent)
         if args.render == "video":
             envs = wrappers.RecordVideo(envs, f"{args.play}/videos", name_prefix=f"{episode}")
-        for episodic_return in evaluate(agent, envs, args.seed + episode, args.deterministic):
-            print(f"return {episodic_return:.5g}", flush=True)
+        seed = env_seed(args.seed, EVALUATION + episode)
+        print("return", *evaluate(agent, envs, seed, args.deterministic), flush=True)
 
 
 def parse_args() -> Args:
-    """Flags over defaults: those of the run to resume or play, if any."""
-    started = {"RANK", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys() and RANK < WORLD_SIZE
-    check(WORLD_SIZE == 1 or started, f"WORLD_SIZE is {WORLD_SIZE}: start with torchrun")
-    cli = partial(tyro.cli, Args, console_outputs=RANK == 0)
-    early, _ = cli(return_unknown_args=True, add_help=False)
+    """The flags; with --resume or --play those that are not given are the run's."""
+    early, _ = tyro.cli(Args, return_unknown_args=True, add_help=False)
     run_dir = early.play or early.resume
-    defaults = vars(Args(**load(run_dir)["args"])) if run_dir else {}
-    about = "\n\n".join((__doc__ or "").split("\n\n")[:2])  # python -OO has no docstring
-    args = cli(default=Args(**defaults), description=about)
-    if run_dir:
-        for name in FIXED:
-            same = getattr(args, name) == defaults[name]
-            check(same, f"--{name.replace('_', '-')}: {run_dir} has {defaults[name]}")
-    return args
+    defaults = Args(**load(run_dir)["args"]) if run_dir else Args()
+    return tyro.cli(Args, default=defaults, description=__doc__)
 
 
 def main() -> None:
-    """Exit codes: 2, a bad argument; 1, an error; 130, Ctrl-C."""
-    sys.stderr = sys.stderr or open(os.devnull, "w")  # None where it is closed, as in a service
-    warnings.formatwarning = lambda message, *_: "" if RANK > 0 else f"warning: {message}\n"
+    """Exit codes: 2, what the user can mend; 1, an error; 130, Ctrl-C."""
     try:
         args = parse_args()
         start = play if args.play else train
         start(args)
-    except BaseException as error:
+    except ArgumentError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except (Exception, KeyboardInterrupt) as error:
         interrupted = isinstance(error, KeyboardInterrupt)
-        if RANK > 0 and not interrupted:
-            time.sleep(8)  # where all fail alike, the first one says so; torchrun ends the others
-        if isinstance(error, SystemExit) and not Run.latest:  # of tyro, which has said why
-            raise
-        if isinstance(error, (ArgumentError, gym.error.DependencyNotInstalled)):
-            print("error:", " ".join(str(error).split()), file=sys.stderr)
-            sys.exit(2)
-        if isinstance(error, BrokenPipeError) and not Run.latest:  # nobody reads --help, --play
-            sys.stdout = open(os.devnull, "w")
-        elif not interrupted:
+        if not interrupted:
             traceback.print_exc()
-        can_continue = Run.latest and Path(Run.latest, "agent.pt").exists()
-        if can_continue and (RANK == 0 or not interrupted):
-            again = f"torchrun --nproc-per-node {WORLD_SIZE}" if WORLD_SIZE > 1 else "python"
-            command = shlex.join([*again.split(), sys.argv[0], "--resume", str(Run.latest)])
+        if Run.latest:
+            command = shlex.join(["python", sys.argv[0], "--resume", str(Run.latest)])
             print(f"\nto continue: {command}", file=sys.stderr)
         sys.exit(130 if interrupted else 1)
 
