@@ -245,7 +245,9 @@ def replay() -> Drawing:
     d.box(left - 4, 287, STEPS * cell + 8, 66, "line", radius=6, filled=False)
     d.path(f"M{left} 368H{left + STEPS * cell - 2}", head=True)
     d.text(left + STEPS * cell / 2, 384, "time steps of 3 environments", "soft", 11.5)
-    d.text(left + STEPS * cell / 2, 402, "A colour is an episode.", "soft", 11)
+    d.text(
+        left + STEPS * cell / 2, 402, "The colour changes where a new episode begins.", "soft", 11
+    )
     d.text(
         left + STEPS * cell / 2,
         418,
@@ -392,7 +394,7 @@ def trust_region() -> Drawing:
     d.text(22, 22, "log standard deviation", "soft", 11, anchor="start")
     d.text(388, 334, "mean of the action", "soft", 11, anchor="end")
     d.path("M16 355H44", "to-blue", dash=True, width=1.8)
-    d.text(52, 359, f"s′Fs / 2 = {target:g}: as far as F expects to go", size=11.5, anchor="start")
+    d.text(52, 359, f"Δ′FΔ / 2 = {target:g}: as far as F expects to go", size=11.5, anchor="start")
     d.path("M16 377H44", "to-green", width=1.8)
     d.text(52, 381, f"KL = {target:g}: the trust region", size=11.5, anchor="start")
     return d
@@ -603,9 +605,91 @@ def memory_steps_back() -> Drawing:
     return d
 
 
+def lstm() -> Drawing:
+    """What an LSTM computes in one step."""
+    d = Drawing(
+        "lstm", 286, "One step of an LSTM: the cell c, its gates f, i and o, and the output h"
+    )
+    cell, low = 44, 246
+    d.path(f"M38 {cell}H362", "to-orange", head=True, width=2.4)
+    d.text(24, cell + 4, "c", bold=True)
+    d.text(376, cell + 4, "c′", bold=True)
+    gates = [(90, "f", "keep"), (162, "i", "write"), (234, "g", "what"), (318, "o", "show")]
+    for x, name, words in gates:
+        kind = "green" if name == "g" else "blue"
+        d.box(x - 27, 176, 54, 40, kind, f"{name}\n{words}", 11.5)
+        d.path(f"M{x} {low}V218", head=True)
+    d.path(f"M90 176V{cell + 13}", "to-blue", head=True, width=1.6)
+    d.path("M162 176V134H185", "to-blue", head=True, width=1.6)
+    d.path("M234 176V134H211", "to-green", head=True, width=1.6)
+    d.path(f"M198 122V{cell + 13}", "to-green", head=True, width=1.6)
+    d.path("M318 176V143", "to-blue", head=True, width=1.6)
+    d.path(f"M318 {cell}V70", "to-orange", head=True, width=1.6)
+    d.box(295, 72, 46, 24, "pad", "tanh", 11)
+    d.path("M318 96V117", "to-orange", head=True, width=1.6)
+    d.path("M331 130H362", "to-violet", head=True, width=2.4)
+    d.text(376, 134, "h′", bold=True)
+    for x, y, sign in (90, cell, "×"), (198, cell, "+"), (198, 134, "×"), (318, 130, "×"):
+        d.circle(x, y, 12, "pad")
+        d.text(x, y + 5, sign, size=15)
+    d.path(f"M38 {low}H318", width=1.8)
+    d.text(22, low + 4, "x, h", bold=True)
+    d.text(200, 274, "Every gate reads the input x and the last output h.", "soft", 11.5)
+    return d
+
+
+def clip_cases() -> Drawing:
+    """PPO's clipped surrogate over the ratio, for a good action and for a bad one."""
+    d = Drawing("clip", 214, "The clipped surrogate over the ratio: A above 0 and A below 0")
+    epsilon = 0.2
+    for left, advantage, words in (14, 1, "A > 0: a good action"), (214, -1, "A < 0: a bad action"):
+
+        def place(ratio: float, surrogate: float, left=left, advantage=advantage):
+            middle = 156 if advantage > 0 else 40
+            return left + 92 * (ratio - 0.1), middle - 80 * surrogate
+
+        x0, y0 = place(0.1, 0)
+        d.path(f"M{x0:g} {y0:g}H{left + 168}", head=True)
+        d.text(left + 84, 16, words, bold=True)
+        flat = 1 + advantage * epsilon
+        ratios = (0.3, flat, 1.8) if advantage > 0 else (0.2, flat, 1.5)
+        points = [
+            place(r, min(r * advantage, min(max(r, 1 - epsilon), 1 + epsilon) * advantage))
+            for r in ratios
+        ]
+        slope, still = (points[:2], points[1:]) if advantage > 0 else (points[1:], points[:2])
+        for kind, (a, b) in ("to-blue", slope), ("to-orange", still):
+            d.path("M{:.1f} {:.1f}L{:.1f} {:.1f}".format(*a, *b), kind, width=2.6)
+        for r, label in (1, "1"), (flat, f"{flat:g}"):
+            x, y = place(r, 0)
+            d.path("M{:.1f} {:.1f}L{:.1f} {:.1f}".format(x, y, *place(r, r * advantage)), dash=True)
+            up = y + 16 if advantage > 0 else y - 6
+            d.text(
+                round(x + (10 if (r > 1) or (r == 1 and advantage < 0) else -10), 1),
+                up,
+                label,
+                "soft",
+                10.5,
+            )
+        x, y = place(1, advantage)
+        d.circle(round(x, 1), round(y, 1), 4, "blue")
+        (ax, ay), (bx, by) = still
+        d.text(
+            round((ax + bx) / 2, 1),
+            round(ay + (-8 if advantage > 0 else 16), 1),
+            "no gradient",
+            "of-orange",
+            11,
+        )
+    d.text(
+        200, 206, "across: the ratio; up: the surrogate. Dot: the policy that acted.", "soft", 11
+    )
+    return d
+
+
 DRAWINGS = (
     time_steps, replay, minibatches, ranks, trust_region, reward_scale, memory_episode,
-    memory_training, memory_steps_back,
+    memory_training, memory_steps_back, lstm, clip_cases,
 )  # fmt: skip
 
 if __name__ == "__main__":
