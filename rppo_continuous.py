@@ -573,7 +573,7 @@ VELOCITIES = {"CartPole": [1, 3], "MountainCar": [1], "Pendulum": [2], "LunarLan
 def make_envs(args: Args, num_envs: int, render_mode: str | None = None):
     """num_envs environments as one, whose observations are vectors (num_envs, n)."""
     mode = "async" if args.async_envs else None  # None: make_vec chooses
-    mode = "sync" if render_mode else mode
+    mode = "sync" if render_mode or num_envs == 1 else mode  # the fastest for one
     try:
         options = json.loads(args.env_kwargs)
         if render_mode:

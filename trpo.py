@@ -4,25 +4,27 @@
 # ///
 """Trust region policy optimisation, TRPO, feed-forward or with --memory lstm.
 
-    python trpo.py --env-id HalfCheetah-v5  # train
-    python trpo.py --play runs/RUN          # watch the agent
+    python trpo.py --env-id CartPole-v1 --mask-velocity  # train
+    python trpo.py --env-id HalfCheetah-v5               # train; needs gymnasium[mujoco]
+    python trpo.py --play runs/RUN                       # watch the agent
 
 TRPO: Schulman et al. 2015, arXiv:1502.05477. GAE: Schulman et al. 2016, arXiv:1506.02438.
 
 A rollout is T time steps of N environments; its arrays are (T, N, ...). When an episode ends,
-Gymnasium's vector environments return its last observation as a time step of its own. We call
-that step final:
+Gymnasium's vector environments return its last observation as a time step of its own (autoreset
+mode NEXT_STEP). We call that step final:
 
-    t   obs                          action    final
-    4   the episode's last but one   played            terminated[4] or truncated[4] is set
-    5   the episode's last           ignored   yes     after it, the agent's state is set to zero
-    6   the next episode's first     played
+    t   obs[t]                       action[t]   final[t]
+    4   the episode's last but one   played      no         terminated[4] or truncated[4] is set
+    5   the episode's last           ignored     yes        then the memory is set to zero
+    6   the next episode's first     played      no
 
-A final step counts in no loss: its action did nothing. But its value, computed with the state
+A final step counts in no loss: its action did nothing. But its value, computed with the memory
 that the agent has there, stands for the rewards that a time limit cut off.
 
-Shapes: T time steps, N environments; B sequences of L steps; M steps that count; n numbers in an
-observation, F features, H hidden units; K components of an action, A choices of each; P parameters.
+Shapes: T time steps, N environments; M steps that count; n numbers in an observation, F features, H
+hidden units; A discrete actions, or K components of a real-valued one; P parameters. The LSTM reads
+B = N sequences of L = T steps.
 """
 
 import json
@@ -32,9 +34,7 @@ import shlex
 import sys
 import time
 import traceback
-import warnings
-import zipfile
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -47,20 +47,21 @@ import tyro
 from gymnasium import spaces
 from gymnasium.wrappers import vector as wrappers
 from torch import Tensor
-from torch.distributions import Categorical, Independent, Normal, kl_divergence
+from torch.distributions import Categorical, Distribution, Independent, Normal, kl_divergence
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-SCRIPT = "trpo"
+SCRIPT, VERSION = "trpo", "0.2.0"
 
 
 @dataclass
 class Args:
     env_id: str = "CartPole-v1"  # Gymnasium's id; my_module:MyEnv-v0 imports my_module
+    env_kwargs: str = "{}"  # the environment's own arguments, in JSON
     mask_velocity: bool = False  # hide velocities: the task needs memory
     async_envs: bool = False  # a process for each environment
     total_timesteps: int = 1_000_000  # environment steps to train for
-    seed: int = 1  # the same seed gives the same run
+    seed: int = 1  # the same seed gives the same run; two seeds share no episode
     cuda: bool = False  # train on the GPU
     torch_threads: int = 1  # CPU threads; 0: torch's choice
 
@@ -86,6 +87,7 @@ class Args:
     n_critic_updates: int = 10  # the critic's passes over a rollout
     batch_size: int = 128  # steps of its minibatches
 
+    preset: bool = True  # begin with the values that PRESETS has for the task, if any
     runs_dir: str = "runs"  # directory of new runs
     run_name: str | None = None  # name of a new run; None: env_id__script__seed__time
     track: bool = False  # log to Weights & Biases
@@ -96,10 +98,12 @@ class Args:
     render: Literal["human", "video", "none"] = "human"  # --play: a window, RUN/videos, or returns
 
 
-ZOO = dict(num_envs=2, num_steps=1024, cg_max_steps=25, n_critic_updates=20)  # rl-zoo3's
-PRESETS: dict = {  # better defaults for a task: (env_id, mask_velocity)
+ZOO = dict(num_envs=2, num_steps=1024, cg_max_steps=25, n_critic_updates=20)
+PRESETS: dict = {  # values for a task, (env_id, mask_velocity), in place of the defaults above
     ("CartPole-v1", True): dict(memory="lstm", total_timesteps=100_000, num_envs=8, num_steps=128,
         n_critic_updates=20, batch_size=256, cg_damping=0.01),
+    # Those below are rl-zoo3's, but target_kl and cg_damping are multiplied by the K components of
+    # an action: sb3-contrib takes a mean over them, where the KL divergence is their sum.
     ("Pendulum-v1", False): dict(num_envs=2, num_steps=1024, gamma=0.9, n_critic_updates=15),
     ("MountainCarContinuous-v0", False): dict(log_std_init=1.0),
     ("LunarLander-v3", False): dict(ZOO, gae_lambda=0.98, norm_obs=False, norm_reward=False),
@@ -110,28 +114,26 @@ PRESETS: dict = {  # better defaults for a task: (env_id, mask_velocity)
     ("Hopper-v5", False): dict(ZOO, target_kl=0.03, cg_damping=0.3),
     ("Walker2d-v5", False): dict(ZOO, target_kl=0.06, cg_damping=0.6),
 }  # fmt: skip
-FIXED = (  # the agent's shape and what it sees: --resume and --play cannot change them
-    "env_id", "mask_velocity", "encoder_size", "hidden_size", "memory", "norm_obs", "log_std_init",
+# What is logged of the policy's step, and of the critic's passes
+METRICS = (
+    "approx_kl", "improvement", "expected_improvement", "step_fraction", "entropy", "value_loss",
 )  # fmt: skip
-# What is logged, of the policy's step and of the critic's passes
-LOSSES = "kl", "improvement", "expected_improvement", "step_fraction", "entropy", "value_loss"
-# What --mask-velocity hides of an observation
-VELOCITIES = {"CartPole": [1, 3], "MountainCar": [1], "Pendulum": [2], "LunarLander": [2, 3, 5]}
 
 
 class ResetLSTM(nn.Module):
     """An LSTM whose state is zero after every final step, and that replays a sequence in one call.
 
     Its definition is a loop over time: state = cell(x[t], state), then state = 0 if final[t]. One
-    call of torch.lstm for all steps is much faster, but cannot stop to reset the state. It need
-    not: no loss reads the output of a final step, so on replay we may give it an input that makes
-    the step itself the reset.
+    call of torch.lstm for all steps is much faster, but can't stop to reset the state. It needn't:
+    no loss reads the output of a final step, so on replay we get to choose that step's input, and
+    choose one that makes the step itself the reset.
 
     x gets one more feature, with constant weights: 1 to the input and forget gates, 0 to the
     others. It is 0 on ordinary steps. On a final step it is -1e4, and the rest of x is 0. Then,
     exactly in floating point, and with no gradient:
 
-        i = f = sigmoid(U h + b - 1e4) = 0,    c' = f c + i g = 0,    h' = o tanh(c') = 0
+        i = sigmoid(U_i h + b_i - 1e4) = 0,  f = sigmoid(U_f h + b_f - 1e4) = 0
+        c' = f c + i g = 0,                  h' = o tanh(c') = 0
     """
 
     def __init__(self, input_size: int, hidden_size: int):
@@ -143,30 +145,46 @@ class ResetLSTM(nn.Module):
         nn.init.zeros_(self.cell.bias_hh)
         # Gates i, f, g, o. An open forget gate remembers (Gers et al. 2000).
         nn.init.ones_(self.cell.bias_ih[hidden_size : 2 * hidden_size])
-        closes = torch.tensor([[1.0], [1.0], [0.0], [0.0]])
-        self.closes = nn.Buffer(closes.repeat_interleave(hidden_size, 0), persistent=False)
+        # The weights of the extra feature, (4 H, 1), and the input of a final step, (F + 1,)
+        gates = torch.tensor([[1.0], [1.0], [0.0], [0.0]]).repeat_interleave(hidden_size, 0)
+        self.gates = nn.Buffer(gates, persistent=False)
         self.reset = nn.Buffer(torch.tensor([0.0] * input_size + [-1e4]), persistent=False)
 
-    def step(self, x: Tensor, state: Tensor) -> Tensor:
-        """One step: x (N, F), state (2, N, H), that is h and c -> the next state."""
-        return torch.stack(self.cell(x, (state[0], state[1])))
+    def initial_state(self, num_envs: int) -> Tensor:
+        """Of any memory: zeros (rows, N, ...). Here h and c, (2, N, H)."""
+        return self.reset.new_zeros(2, num_envs, self.cell.hidden_size)
+
+    def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """One step, which doesn't reset: x (N, F), state (2, N, H) -> h (N, H), the next state."""
+        h, c = self.cell(x, (state[0], state[1]))
+        return h, torch.stack([h, c])
 
     def forward(self, x: Tensor, state: Tensor, final: Tensor) -> Tensor:
         """Sequences: x (L, B, F), the state before them (2, B, H), final (L, B) -> h (L, B, H)."""
         cell = self.cell
         L, B = x.shape[:2]
-        check_shapes((L, B, cell.input_size), x=x)  # torch.lstm does not, and crashes
-        check_shapes((2, B, cell.hidden_size), state=state)
-        check_shapes((L, B), final=final)
+        # torch.lstm checks nothing, and can crash the process.
+        assert x.shape == (L, B, cell.input_size), f"x is {tuple(x.shape)}"
+        assert final.shape == (L, B), f"final is {tuple(final.shape)}"
+        assert state.shape == (2, B, cell.hidden_size), f"state is {tuple(state.shape)}"
         x = nn.functional.pad(x, (0, 1))  # (L, B, F + 1)
-        x = torch.where(final.bool().unsqueeze(-1), self.reset, x)
-        weight_ih = torch.cat([cell.weight_ih, self.closes], 1)  # (4 H, F + 1)
+        x = torch.where(final.unsqueeze(-1), self.reset, x)
+        weight_ih = torch.cat([cell.weight_ih, self.gates], 1)  # (4 H, F + 1)
         h, _, _ = torch.lstm(  # what nn.LSTM calls
             x, (state[:1], state[1:]), [weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh],
             has_biases=True, num_layers=1, dropout=0.0, train=self.training, bidirectional=False,
             batch_first=False,
         )  # fmt: skip
         return h
+
+
+def reset_state(state: Tensor, final) -> Tensor:
+    """state (rows, N, ...) -> the same, but zero in those of the N environments that are final."""
+    if not final.any():
+        return state
+    state = state.clone()
+    state[:, torch.as_tensor(final, device=state.device)] = 0.0
+    return state
 
 
 def linear(inputs: int, outputs: int, std: float = 2**0.5) -> nn.Linear:
@@ -177,35 +195,41 @@ def linear(inputs: int, outputs: int, std: float = 2**0.5) -> nn.Linear:
     return layer
 
 
+def mlp(inputs: int, width: int) -> nn.Sequential:
+    """Two layers of that width."""
+    return nn.Sequential(linear(inputs, width), nn.Tanh(), linear(width, width), nn.Tanh())
+
+
 class Agent(nn.Module):
-    """A policy and a critic, which share no parameter. state (2, N, H) is the LSTM's h and c."""
+    """A policy and a critic, which share no parameter."""
 
     def __init__(self, envs, args: Args):
         super().__init__()
         self.args = args
         self.action_space = envs.single_action_space
         self.box = isinstance(self.action_space, spaces.Box)
-        choices = num_choices(self.action_space)  # (K,)
-        self.exists = np.arange(choices.max()) < choices[:, None]  # (K, A)
+        check_actions(self.action_space)
         inputs = spaces.flatdim(envs.single_observation_space)
-        E = features = args.encoder_size
+        outputs = spaces.flatdim(self.action_space)  # A, or K
+        width = features = args.encoder_size
+        self.encoder = mlp(inputs, width)
         critic_inputs = inputs
-        self.encoder = nn.Sequential(linear(inputs, E), nn.Tanh(), linear(E, E), nn.Tanh())
         if args.memory == "lstm":
             features = args.hidden_size
-            self.lstm = ResetLSTM(E, features)
+            self.lstm = ResetLSTM(width, features)
+            # The critic reads the policy's h as data: it has no memory of its own, and trains none.
             critic_inputs += features
-        self.actor = linear(features, self.exists.size, std=0.01)  # logits, or the mean
+        self.actor = linear(features, outputs, std=0.01)  # logits (..., A), or means (..., K)
         if self.box:
-            self.log_std = nn.Parameter(torch.full(choices.shape, args.log_std_init))
-        self.critic = nn.Sequential(
-            linear(critic_inputs, E), nn.Tanh(), linear(E, E), nn.Tanh(), linear(E, 1, std=1.0)
-        )
+            self.log_std = nn.Parameter(torch.full((outputs,), args.log_std_init))
+        self.critic = nn.Sequential(*mlp(critic_inputs, width), linear(width, 1, std=1.0))
         self.return_stats = RunningMeanStd(())
         self.obs_stats = RunningMeanStd((inputs,))
 
     def initial_state(self, num_envs: int) -> Tensor:
-        return self.actor.weight.new_zeros(2, num_envs, self.args.hidden_size)
+        if self.args.memory == "none":
+            return torch.zeros(0, num_envs)
+        return self.lstm.initial_state(num_envs)
 
     def normalize(self, obs: Tensor) -> Tensor:
         """obs (..., n), as the environments return them -> as the networks take them."""
@@ -214,115 +238,53 @@ class Agent(nn.Module):
         std = (self.obs_stats.var + 1e-8).sqrt()
         return ((obs - self.obs_stats.mean) / std).clamp(-10, 10).to(obs.dtype)
 
-    def log_probs(self, h: Tensor, legal: Tensor) -> Tensor:
-        """h (..., H), legal choices (..., K, A) -> log-probabilities (..., K, A)."""
-        logits = self.actor(h).unflatten(-1, self.exists.shape)
-        return logits.masked_fill(~legal, -1e9).log_softmax(-1)  # not -inf: 0 * inf is NaN
-
-    def policy(self, h: Tensor, legal: Tensor) -> Independent:
-        """h (..., F), legal choices (..., K, A) -> the distribution of actions (..., K)."""
+    def policy(self, h: Tensor) -> Distribution:
+        """h (..., F) -> the distribution of actions: (...) if discrete, else (..., K)."""
+        out = self.actor(h)
         if self.box:
-            normal = Normal(self.actor(h), self.log_std.exp(), validate_args=False)
-            return Independent(normal, 1)
-        categorical = Categorical(logits=self.log_probs(h, legal), validate_args=False)
-        return Independent(categorical, 1)
+            return Independent(Normal(out, self.log_std.exp(), validate_args=False), 1)
+        return Categorical(logits=out, validate_args=False)
 
-    def sample_noise(self, *shape: int) -> Tensor:
-        """Noise (*shape, K) for Box actions. The CPU draws it: agent.pt holds its generator."""
-        std = self.log_std.exp() if self.box else torch.zeros(len(self.exists))
-        return torch.randn(*shape, len(std)).to(std.device) * std
-
-    def act(self, h: Tensor, legal: Tensor, noise: Tensor) -> Tensor:
-        """h (N, F), legal choices (N, K, A), noise (N, K) -> actions (N, K), not clipped yet."""
+    def act(self, h: Tensor) -> Tensor:
+        """h (N, F) -> sampled actions, (N,) or (N, K), not clipped yet: as policy(h).sample(), but
+        faster, and with noise from the CPU's generator, whose state agent.pt holds."""
+        out = self.actor(h)
         if self.box:
-            return self.actor(h) + noise
-        return sample(self.log_probs(h, legal))
+            return out + torch.randn(out.shape).to(out.device) * self.log_std.exp()
+        return sample(out.log_softmax(-1))
 
-    def step(self, obs: Tensor, state: Tensor):
-        """obs (N, n), state -> h (N, F) for policy and critic, next state."""
-        x = self.encoder(self.normalize(obs))
+    def step(self, obs: Tensor, lstm_state: Tensor):
+        """obs (N, n) -> h (N, F) for policy and critic, the next state."""
+        h = self.encoder(self.normalize(obs))
         if self.args.memory == "lstm":
-            state = self.lstm.step(x, state)
-            x = state[0]
-        return x, state
+            h, lstm_state = self.lstm.step(h, lstm_state)
+        return h, lstm_state
 
-    def forward(self, obs, legal, state, final, every: int = 1) -> Independent:
-        """Sequences: normalised obs (L, B, n), legal (L, B, K, A), the state before them (2, B, H),
-        final (L, B) -> the policy in M steps that count: an environment's every k-th (`every`)."""
-        count = (~final).cumsum(0) - 1  # an environment's earlier steps that count
-        chosen = ~final & (count % every == 0)
+    def forward(self, obs, lstm_state, final, chosen) -> Distribution:
+        """Sequences: normalised obs (L, B, n), the state before them (2, B, H), final (L, B),
+        chosen (L, B) -> the policy in the M chosen steps."""
         if self.args.memory == "none":
-            h = self.encoder(obs[chosen])
-        else:
-            h = self.lstm(self.encoder(obs), state, final)[chosen]
-        return self.policy(h, legal[chosen])
+            return self.policy(self.encoder(obs[chosen]))
+        return self.policy(self.lstm(self.encoder(obs), lstm_state, final)[chosen])
 
     @torch.inference_mode()
-    def predict(self, obs, info=None, state=None, final=None, deterministic: bool = True):
-        """obs (N, n) and info of N environments, state (None at first), final (N,): which obs are
-        an episode's last -> actions for the environments; state, zero after final steps."""
-        obs, state, final = check_inputs(self, obs, state, final)
-        tensor = partial(torch.as_tensor, device=state.device)
-        legal = tensor(legal_choices(self.exists, info or {}, final))
-        h, state = self.step(tensor(obs), state)
-        mode = self.policy(h, legal).mode
-        actions = mode if deterministic else self.act(h, legal, self.sample_noise(len(h)))
-        state = state.where(tensor(~final)[:, None], 0.0)
-        return to_env(actions, self.action_space), state
+    def predict(self, obs, lstm_state=None, final=None, deterministic: bool = True):
+        """obs (N, n) of N environments, lstm_state (None at first), final (N,): which obs are an
+        episode's last -> actions for the environments; the next state, zero after final steps."""
+        obs = torch.as_tensor(obs, dtype=torch.float32, device=self.actor.weight.device)
+        lstm_state = self.initial_state(len(obs)) if lstm_state is None else lstm_state
+        h, lstm_state = self.step(obs, lstm_state)
+        actions = self.policy(h).mode if deterministic else self.act(h)
+        if final is not None:
+            lstm_state = reset_state(lstm_state, final)
+        return to_env(actions, self.action_space), lstm_state
 
 
-def sample(logp: Tensor) -> Tensor:
-    """Log-probabilities (..., K, A) -> choices (..., K). If E_a ~ Exp(1), p_a / E_a is the largest
-    with probability p_a: Categorical.sample without its overhead."""
-    noise = torch.empty(logp.shape).exponential_().to(logp.device)
-    return (logp.exp() / noise).argmax(-1)
-
-
-def num_choices(space):
-    """How many choices each of the K components of an action has; a real number has 1."""
-    if isinstance(space, spaces.Discrete):
-        return np.array([space.n])
-    if isinstance(space, spaces.MultiDiscrete):
-        return space.nvec.ravel()
-    if isinstance(space, spaces.MultiBinary):
-        return np.full(spaces.flatdim(space), 2)
-    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
-        warn_of_bounds(space)
-        return np.ones(spaces.flatdim(space), int)
-    raise ArgumentError(f"--env-id: actions of {space}: use MultiDiscrete, or a Box of floats")
-
-
-def warn_of_bounds(space) -> None:
-    """Warns of a Box of actions that is far from [-1, 1], where a new policy samples."""
-    bounds = np.array([space.low, space.high], float)
-    size = np.abs(bounds)
-    far = (size > 10) & (size < 1e30)  # a larger bound is none
-    narrow = bounds[1] - bounds[0] < 0.1
-    if far.any() or narrow.any():
-        warnings.warn(f"actions of {space}: far from [-1, 1]; use gymnasium.wrappers.RescaleAction")
-
-
-def legal_choices(exists, info: dict, final):
-    """The choices (N, K, A) that exist and that info's "action_mask" allows, where one was sent:
-    1 or 0 for each choice of each component. Final steps need no legal choice."""
-    legal = exists[None].repeat(len(final), axis=0)
-    if "action_mask" in info and exists.shape[1] > 1:  # A > 1: choices
-        sent = info.get("_action_mask", np.ones(len(final), bool))  # (N,): who sent a mask
-        for i in np.flatnonzero(sent & ~final):
-            mask = np.hstack(info["action_mask"][i])
-            check_shapes(legal[i, exists].shape, action_mask=mask)
-            legal[i, exists] = mask
-        if not legal.any(-1).all():
-            raise ValueError(f"an action_mask leaves no choice: {info['action_mask']}")
-    return legal
-
-
-def to_env(actions: Tensor, space) -> np.ndarray:
-    """Actions (N, K), choices counted from 0 -> as the environments take them, within bounds."""
-    array = actions.cpu().numpy().reshape(-1, *space.shape)
-    if isinstance(space, spaces.Box):
-        return finite("actions", array.clip(space.low, space.high)).astype(space.dtype)
-    return array.astype(space.dtype) + getattr(space, "start", 0)
+def sample(log_pi: Tensor) -> Tensor:
+    """Log-probabilities (..., A) -> actions (...), by an exponential race: if E_a ~ Exp(1),
+    p_a / E_a is the largest with probability p_a. Four times as fast as Categorical.sample."""
+    noise = torch.empty(log_pi.shape).exponential_().to(log_pi.device)
+    return (log_pi.exp() / noise).argmax(-1)
 
 
 class RunningMeanStd(nn.Module):
@@ -337,7 +299,8 @@ class RunningMeanStd(nn.Module):
     def update(self, rows: Tensor) -> None:
         """Adds rows (M, *shape) (Chan et al. 1979, eq. 2.1)."""
         M = len(rows)
-        check_shapes((M, *self.mean.shape), rows=rows)
+        if M == 0:
+            return
         rows = rows.double()
         total = self.count + M
         delta = rows.mean(0) - self.mean
@@ -349,10 +312,11 @@ class RunningMeanStd(nn.Module):
 
 
 def discounted_sums(rewards, done, unfinished, gamma: float) -> np.ndarray:
-    """G_t = r_t + gamma G_{t-1} within an episode; rewards, done, G are (T, N). unfinished (N,) is
-    gamma G of an episode that the last rollout left unfinished, else 0; changed in place."""
-    check_shapes(rewards.shape, done=done)
-    sums = 0.0 * rewards
+    """G_t = r_t + gamma G_{t-1} within an episode; rewards, done, G are (T, N). VecNormalize calls
+    it the return. It looks back, so it is known at once, and varies about as much as the return
+    that the critic learns. unfinished (N,), changed in place: gamma G of the episodes that the last
+    rollout left unfinished, else 0."""
+    sums = np.zeros_like(rewards)
     for t in range(len(rewards)):
         sums[t] = rewards[t] + unfinished
         unfinished[:] = np.where(done[t], 0, gamma * sums[t])
@@ -366,24 +330,36 @@ def compute_gae(rewards, values, terminated, done, gamma: float, lam: float) -> 
         delta_t = r_t + gamma (1 - terminated_t) V_{t+1} - V_t
         A_t = delta_t + gamma lambda (1 - done_t) A_{t+1}
     """
-    check_shapes(rewards.shape, values=values[1:], terminated=terminated, done=done)
     deltas = rewards + gamma * np.where(terminated, 0, values[1:]) - values[:-1]
     advantages = np.zeros_like(deltas)
-    following = np.zeros_like(deltas[0])  # A_{t+1}
+    next_advantage = np.zeros_like(deltas[0])
     for t in reversed(range(len(deltas))):
-        following = deltas[t] + gamma * lam * np.where(done[t], 0, following)
-        advantages[t] = following
+        next_advantage = deltas[t] + gamma * lam * np.where(done[t], 0, next_advantage)
+        advantages[t] = next_advantage
     return advantages
 
 
-def surrogate(new: Independent, old: Independent, actions, advantage) -> Tensor:
+def explained_variance(value, return_) -> float:
+    """(M,), (M,) -> the share of the returns' variance that the critic foresaw; 1 is the best."""
+    return float(1 - (return_ - value).var() / (return_.var() + 1e-8))
+
+
+def normalize_advantage(advantage: Tensor) -> Tensor:
+    """Advantages (M,) of a rollout -> with mean 0 and standard deviation 1."""
+    return (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
+
+
+def surrogate(new: Distribution, old: Distribution, actions, advantage) -> Tensor:
     """The mean of pi(a|s) / pi_old(a|s) A over M steps (Schulman et al. 2015, eq. 14)."""
-    check_shapes(new.batch_shape + new.event_shape, actions=actions)
-    logprob = new.log_prob(actions)
-    old_logprob = old.log_prob(actions)
-    check_shapes(logprob.shape, old_logprob=old_logprob, advantage=advantage)
-    ratio = (logprob - old_logprob).exp()
+    ratio = (new.log_prob(actions) - old.log_prob(actions)).exp()
     return (ratio * advantage).mean()
+
+
+def kl_and_improvement(new: Distribution, old: Distribution, actions, advantage):
+    """Over M steps: how far the new policy is from the old one, and how much better."""
+    kl = kl_divergence(old, new).mean()
+    improvement = surrogate(new, old, actions, advantage) - advantage.mean()
+    return kl.item(), improvement.item()
 
 
 def flat_gradient(y: Tensor, parameters, **options) -> Tensor:
@@ -391,15 +367,14 @@ def flat_gradient(y: Tensor, parameters, **options) -> Tensor:
 
 
 def fisher_vector_product(kl_gradient: Tensor, parameters, damping: float, v: Tensor) -> Tensor:
-    """(F + damping I) v. F (P, P), the Hessian of the KL, is not built: F v = grad(grad KL . v)."""
-    check_shapes(kl_gradient.shape, v=v)
+    """(F + damping I) v. F (P, P), the Hessian of the KL, isn't built: F v = grad(grad KL . v)."""
     return flat_gradient(kl_gradient @ v, parameters, retain_graph=True) + damping * v
 
 
 def fisher_vector_difference(policy, old, parameters, damping: float, v: Tensor) -> Tensor:
-    """The same by a central difference: an LSTM's fused call has no second derivative."""
+    """The same by a central difference: torch's second derivative through an LSTM is 4 to 90 times
+    slower on a CPU, and cuDNN has none."""
     theta = nn.utils.parameters_to_vector(parameters).detach()
-    check_shapes(theta.shape, v=v)
     # The formula errs by about distance^2, rounding by eps / distance: the sum is least near this.
     distance = torch.finfo(v.dtype).eps ** (1 / 3) / v.norm()
     gradients = []
@@ -410,14 +385,14 @@ def fisher_vector_difference(policy, old, parameters, damping: float, v: Tensor)
     return (gradients[0] - gradients[1]) / (2 * distance) + damping * v
 
 
-def conjugate_gradient(product, b: Tensor, max_steps: int) -> Tensor:
-    """x with A x = b, where product(v) is A v (Nocedal & Wright 2006, algorithm 5.2)."""
+def conjugate_gradient(fvp, b: Tensor, max_steps: int) -> Tensor:
+    """x with A x = b, where fvp(v) is A v (Nocedal & Wright 2006, algorithm 5.2)."""
     x = torch.zeros_like(b)
     r = b  # b - A x
     p = b  # search direction
     for _ in range(max_steps):
         r_dot = r @ r
-        Ap = product(p)
+        Ap = fvp(p)
         curvature = p @ Ap
         if not (r_dot >= 1e-10 and 0 < curvature < np.inf):  # either may be NaN
             break
@@ -431,26 +406,28 @@ def conjugate_gradient(product, b: Tensor, max_steps: int) -> Tensor:
 @torch.no_grad()
 def line_search(policy, old, parameters, args: Args, actions, advantage, step):
     """Tries step (P,), then shorter ones, until one passes -> KL, improvement, its fraction."""
-    parameters = list(parameters)  # a generator would be empty the second time
     theta = nn.utils.parameters_to_vector(parameters)
-    check_shapes(theta.shape, step=step)
     for i in range(args.line_search_max_iter):
         fraction = args.line_search_shrinking_factor**i
         nn.utils.vector_to_parameters(theta + fraction * step, parameters)
-        new = policy()
-        kl = kl_divergence(old, new).mean().item()
-        improvement = (surrogate(new, old, actions, advantage) - advantage.mean()).item()
+        kl, improvement = kl_and_improvement(policy(), old, actions, advantage)
         if kl < args.target_kl and 0 < improvement < np.inf:  # comparisons with NaN are false
             return kl, improvement, fraction
     nn.utils.vector_to_parameters(theta, parameters)
     return 0.0, 0.0, 0.0
 
 
-def trpo_step(agent: Agent, args: Args, rollout, actions, advantage):
-    """Moves all but the critic. actions (M, K), advantage (M,) -> the first five of LOSSES."""
+def sub_sample(valid: Tensor, k: int) -> Tensor:
+    """valid (T, N) -> every k-th of each environment's steps that count. They estimate F."""
+    return valid & ((valid.cumsum(0) - 1) % k == 0)
+
+
+def trpo_step(agent: Agent, args: Args, rollout: dict, actions, advantage):
+    """Moves all but the critic. actions (M,) or (M, K), advantage (M,) -> five METRICS."""
     parameters = [p for name, p in agent.named_parameters() if not name.startswith("critic")]
-    policy = partial(agent, *rollout)  # in all M steps
-    fisher_policy = partial(policy, every=args.sub_sampling_factor)  # in those that estimate F
+    valid = ~rollout["final"]
+    policy = partial(agent, **rollout, chosen=valid)  # in all M steps
+    fisher_policy = partial(agent, **rollout, chosen=sub_sample(valid, args.sub_sampling_factor))
     with torch.no_grad():
         old, old_fisher = policy(), fisher_policy()
     # 1. g: the gradient of the surrogate at the old policy
@@ -459,14 +436,14 @@ def trpo_step(agent: Agent, args: Args, rollout, actions, advantage):
     if args.memory == "none":
         kl = kl_divergence(old_fisher, fisher_policy()).mean()
         kl_gradient = flat_gradient(kl, parameters, create_graph=True)
-        product = partial(fisher_vector_product, kl_gradient, parameters, args.cg_damping)
+        fvp = partial(fisher_vector_product, kl_gradient, parameters, args.cg_damping)
     else:
-        product = partial(
+        fvp = partial(
             fisher_vector_difference, fisher_policy, old_fisher, parameters, args.cg_damping
         )
-    direction = conjugate_gradient(product, gradient, args.cg_max_steps)
+    direction = conjugate_gradient(fvp, gradient, args.cg_max_steps)
     # 3. The longest step along d in the trust region: step' F step / 2 = target_kl, F with damping
-    curvature = direction @ product(direction)
+    curvature = direction @ fvp(direction)
     scale = (2 * args.target_kl / curvature).sqrt() if curvature > 0 else 0.0
     step = scale * direction
     # 4. That was a quadratic model. The true KL and surrogate decide how much of it is taken.
@@ -476,7 +453,7 @@ def trpo_step(agent: Agent, args: Args, rollout, actions, advantage):
 
 
 def fit_critic(critic: nn.Module, args: Args, optimizer, inputs, returns) -> float:
-    """Passes of Adam over the critic's inputs and returns (M, ...) -> mean squared error."""
+    """Passes of Adam over the critic's inputs and returns (M, ...) -> the mean squared error."""
     losses = []
     for _ in range(args.n_critic_updates):
         for batch in torch.randperm(len(inputs)).to(inputs.device).split(args.batch_size):
@@ -488,81 +465,87 @@ def fit_critic(critic: nn.Module, args: Args, optimizer, inputs, returns) -> flo
     return torch.stack(losses).mean().item()
 
 
+def count_steps(valid) -> int:
+    return int(valid.sum())
+
+
 def train(args: Args) -> Agent:
     """Play T steps in N environments, estimate advantages, improve the agent; repeat."""
     check_args(args)
+    T, N = args.num_steps, args.num_envs
     torch.set_num_threads(args.torch_threads or torch.get_num_threads())
     seed_everything(args.seed)
-    T, N = args.num_steps, args.num_envs
     device = torch.device("cuda" if args.cuda else "cpu")
     envs = make_envs(args, N)
     agent = Agent(envs, args).to(device)
-    optimizer = torch.optim.Adam(agent.critic.parameters(), eps=1e-5, fused=True)  # lr is set below
-    run = Run(args, envs, agent, optimizer)
-    optimizer.param_groups[0]["lr"] = args.learning_rate  # Run may have loaded another
+    optimizer = torch.optim.Adam(agent.critic.parameters(), eps=1e-5, fused=True)
+    run = Run(args, envs, agent, optimizer)  # with --resume it loads all that the run had saved
+    optimizer.param_groups[0]["lr"] = args.learning_rate
     tensor = partial(torch.as_tensor, device=device)
     # NumPy holds what environments return, torch what the agent computes.
     obs = np.zeros((T + 1, N, spaces.flatdim(envs.single_observation_space)), np.float32)
-    legal = np.zeros((T + 1, N, *agent.exists.shape), bool)
     final = np.zeros((T + 1, N), bool)  # obs[t] is the last of its episode
     rewards = np.zeros((T, N), np.float32)
     terminated = np.zeros((T, N), bool)
     truncated = np.zeros((T, N), bool)
-    h = torch.zeros(T + 1, N, agent.actor.in_features, device=device)
 
-    obs[0], info = envs.reset(seed=args.seed + run.step)  # a resumed run begins other episodes
-    legal[0] = legal_choices(agent.exists, info, final[0])
-    state = agent.initial_state(N)
+    obs[0], info = envs.reset(seed=env_seed(args.seed, run.step))  # resumed: other episodes
+    check("action_mask" not in info, "action masks need the recipe action_masks")
+    lstm_state = agent.initial_state(N)
     unfinished = np.zeros(N, np.float32)
     while run.step < args.total_timesteps:
         # Rollout
-        actions = []
-        first_state = state.clone()  # autograd cannot save what inference mode made
-        with torch.inference_mode():
-            noise = agent.sample_noise(T, N)
-            for t in range(T):
-                h[t], state = agent.step(tensor(obs[t]), state)
-                actions.append(agent.act(h[t], tensor(legal[t]), noise[t]))
-                if final[t].any():  # the next episode begins with an empty memory
-                    state = state.where(tensor(~final[t])[:, None], 0.0)
-                action = to_env(actions[t], agent.action_space)
-                obs[t + 1], rewards[t], terminated[t], truncated[t], info = envs.step(action)
-                final[t + 1] = terminated[t] | truncated[t]
-                legal[t + 1] = legal_choices(agent.exists, info, final[t + 1])
-            # State stays as it is: the next rollout begins with this step.
-            h[T], _ = agent.step(tensor(obs[T]), state)
+        actions, hs = [], []
+        first_state = lstm_state.clone()  # autograd can't save what inference mode made
+        for t in range(T):
+            with torch.inference_mode():
+                h, lstm_state = agent.step(tensor(obs[t]), lstm_state)
+                hs.append(h)
+                actions.append(agent.act(h))
+                lstm_state = reset_state(lstm_state, final[t])  # the next episode begins empty
+            action = to_env(actions[t], agent.action_space)
+            obs[t + 1], rewards[t], terminated[t], truncated[t], _ = envs.step(action)
+            final[t + 1] = terminated[t] | truncated[t]
+        with torch.inference_mode():  # lstm_state stays: the next rollout begins with this step
+            h, _ = agent.step(tensor(obs[T]), lstm_state)
+        hs.append(h)
+        check_finite("obs", obs)
+        check_finite("rewards", rewards)
 
         # Advantages
         valid = ~final[:T]  # the steps that count
         done = terminated | truncated
-        if args.norm_reward and valid.any():
+        rewards[~valid] = 0.0
+        if args.norm_reward:
             sums = discounted_sums(rewards, done, unfinished, args.gamma)
             agent.return_stats.update(tensor(sums[valid]))
             rewards /= np.sqrt(agent.return_stats.var.item() + 1e-8)
-        normalized = agent.normalize(tensor(obs))
-        inputs = normalized if args.memory == "none" else torch.cat([normalized, h], -1)
+        inputs = normalized = agent.normalize(tensor(obs))
+        if args.memory == "lstm":
+            inputs = torch.cat([normalized, torch.stack(hs)], -1)  # (T + 1, N, n + H)
         v = agent.critic(inputs).squeeze(-1).numpy(force=True)
         advantages = compute_gae(rewards, v, terminated, done, args.gamma, args.gae_lambda)
+        returns = advantages + v[:T]
 
         # Update: the policy by one step in its trust region, the critic by Adam in minibatches
-        losses = []
+        metrics = []
         if valid.any():
-            mask = tensor(valid)
-            rollout = normalized[:T], tensor(legal[:T]), first_state, ~mask
-            taken = torch.stack(actions)[mask]  # (M, K)
-            advantage = tensor(advantages[valid])
-            advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
-            step_losses = trpo_step(agent, args, rollout, taken, advantage)
-            returns = tensor(advantages + v[:T])[mask]
-            squared_error = fit_critic(agent.critic, args, optimizer, inputs[:T][mask], returns)
-            losses.append(torch.tensor([*step_losses, 0.5 * squared_error]))
+            counts = tensor(valid)
+            advantage = normalize_advantage(tensor(advantages)[counts])  # (M,), and so on
+            rollout = dict(obs=normalized[:T], lstm_state=first_state, final=~counts)
+            row = trpo_step(agent, args, rollout, torch.stack(actions)[counts], advantage)
+            value_loss = fit_critic(
+                agent.critic, args, optimizer, inputs[:T][counts], tensor(returns)[counts]
+            )
+            metrics.append(torch.tensor([*row, value_loss]))  # as in METRICS
 
-        if args.norm_obs and valid.any():  # not earlier: the policy acted with the old statistics
+        if args.norm_obs:  # not earlier: the policy acted with the old statistics
             agent.obs_stats.update(tensor(obs[:T][valid]))
-        run.log(int(valid.sum()), losses)
+        run.step += count_steps(valid)
+        if metrics:  # else every step was final
+            run.log(metrics, explained_variance(v[:T][valid], returns[valid]))
         # The next rollout begins where this one ended.
         obs[0] = obs[T]
-        legal[0] = legal[T]
         final[0] = final[T]
 
     run.finish()
@@ -570,9 +553,9 @@ def train(args: Args) -> Agent:
     return agent
 
 
-# --- The lesson ends here. Below: environments, files, command line; one text in all scripts ---
+# --- The lesson ends here. Below: environments, files, command line ---
 class ArgumentError(ValueError):
-    """A flag, a file or an environment that cannot be used."""
+    """A flag, a file or an environment that the user can mend: main prints one line."""
 
 
 def check(condition, message: str) -> None:
@@ -580,54 +563,26 @@ def check(condition, message: str) -> None:
         raise ArgumentError(message)
 
 
-def check_shapes(shape: tuple[int, ...], **arrays) -> None:
-    """ValueError for the first array of another shape, which might broadcast silently."""
-    for name, array in arrays.items():
-        found = tuple(getattr(array, "shape", [type(array).__name__]))
-        if found != tuple(shape):
-            raise ValueError(f"{name} is {found}, and must have the shape {tuple(shape)}")
-
-
-def check_inputs(agent: Agent, obs, state, final):
-    """The inputs of predict, completed; ValueError for other shapes."""
-    if getattr(obs, "shape", ())[1:] != agent.obs_stats.mean.shape:
-        raise ValueError(f"obs must be (N, {len(agent.obs_stats.mean)}): take obs[None] for one"
-                         " environment, and gymnasium.spaces.flatten for a Dict")  # fmt: skip
-    state = agent.initial_state(len(obs)) if state is None else state
-    final = np.zeros(len(obs), bool) if final is None else np.asarray(final, bool)
-    check_shapes(agent.initial_state(len(obs)).shape, state=state)
-    check_shapes(obs.shape[:1], final=final)
-    return np.float32(obs), state, final
-
-
 def check_args(args: Args) -> None:
-    """Raises ArgumentError for the first flag that cannot work."""
-    check_flags(args)
-    check(args.memory in ("none", "lstm"), f"--memory {args.memory}: must be none or lstm")
-    factor = args.line_search_shrinking_factor
-    check(factor <= 1, f"--line-search-shrinking-factor {factor}: must be from 0 to 1")
+    """ArgumentError for the first number that can't work."""
+    for name, value in vars(args).items():
+        flag = f"--{name.replace('_', '-')} {value!r}"
+        if isinstance(getattr(Args, name), (int, float)):  # YAML makes a string of 1e-3
+            check(not isinstance(value, str), f"{flag}: is a string, and must be a number")
+        if name.startswith("num_") or name.endswith(("_size", "_epochs", "_timesteps")):
+            check(value > 0, f"{flag}: must be positive")
+        if name.endswith(("_rate", "_coef", "_norm", "_kl", "gamma", "lambda", "seed")):
+            check(value >= 0, f"{flag}: must not be negative, nor NaN")
+    check(max(args.gamma, args.gae_lambda) <= 1, "--gamma, --gae-lambda: must not be above 1")
     check(not args.cuda or torch.cuda.is_available(), "--cuda: torch finds no GPU")
+    factor = args.line_search_shrinking_factor
+    check(0 < factor <= 1, f"--line-search-shrinking-factor {factor}: must be from 0 to 1")
 
 
-def check_flags(args: Args) -> None:
-    """Raises ArgumentError for the first flag of a wrong type or range. Makes 3e5 an int."""
-    ranges = {
-        "seed": (0, 1e9), "eval_episodes": (0, 1e9), "torch_threads": (0, 999), "seq_len": (0, 1e9),
-        "gamma": (0, 1), "gae_lambda": (0, 1), "log_std_init": (-20, 20), "sticky_actions": (0, 1),
-    }  # fmt: skip
-    for field in fields(args):
-        value, default = getattr(args, field.name), getattr(Args, field.name)
-        flag = f"--{field.name.replace('_', '-')} {value!r}"
-        if field.type in (int, float):
-            usual = min(default, 1 if field.type is int else 0), max(default, 10**12)
-            low, high = ranges.get(field.name, usual)
-            fits = isinstance(value, (int, float, np.number)) and low <= value <= high
-            check(fits and field.type(value) == value, f"{flag}: must be from {low:g} to {high:g}")
-            setattr(args, field.name, field.type(value))
-        elif value is not None or default is not None:
-            kind = (bool, np.bool_) if field.type is bool else (str, Path)
-            check(isinstance(value, kind) and value != "", f"{flag}: must be a {kind[0].__name__}")
-            setattr(args, field.name, kind[0](value))
+def check_finite(name: str, x: np.ndarray) -> None:
+    """FloatingPointError, with the place of the first, for numbers that are NaN or infinite."""
+    for place in np.argwhere(~np.isfinite(x))[:1]:
+        raise FloatingPointError(f"{name}{place.tolist()} is {x[tuple(place)]}")
 
 
 def seed_everything(seed: int) -> None:
@@ -636,252 +591,252 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
 
 
-def finite(name: str, x):
-    """Returns x. FloatingPointError, with the place, for a number that is not finite in float32."""
-    if not np.abs(x).max() < 2**24:  # true for NaN, too
-        if bad := np.argwhere(~(np.abs(x) <= np.finfo(np.float32).max)).tolist():
-            raise FloatingPointError(f"{name}{bad[0]} is {x[tuple(bad[0])]}")
-        warnings.warn(f"{name} above 2**24 lose digits in float32: scale them")
-    return x
+EVALUATION = 2**40  # in a step's place: no run has so many steps
+
+
+def env_seed(*key: int) -> int:
+    """The seed of environments. Different keys, (seed, step), share no episode: plain sums would,
+    since Gymnasium gives environment i the seed + i."""
+    return int(np.random.SeedSequence(key).generate_state(1)[0] % 2**30)
+
+
+def check_actions(space) -> None:
+    """ArgumentError, which says what to use instead, for actions that this script doesn't have."""
+    real = isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating)
+    known = real or isinstance(space, spaces.Discrete)
+    check(known, f"--env-id: actions of {space}: use the recipe multi_discrete")
+
+
+def to_env(actions: Tensor, space) -> np.ndarray:
+    """Actions (N,), counted from 0, or (N, K), clipped to the bounds -> as the environments take
+    them."""
+    array = actions.numpy(force=True)
+    if isinstance(space, spaces.Box):
+        return array.reshape(-1, *space.shape).clip(space.low, space.high).astype(space.dtype)
+    return array + space.start
+
+
+class Plain(gym.vector.VectorWrapper):
+    """Some vector environments return flags as numbers, or the same info at each step."""
+
+    def step(self, actions):
+        obs, rewards, terminated, truncated, info = self.env.step(actions)
+        return obs, rewards, np.bool_(terminated), np.bool_(truncated), dict(info)
+
+
+# What --mask-velocity hides of an observation
+VELOCITIES = {"CartPole": [1, 3], "MountainCar": [1], "Pendulum": [2], "LunarLander": [2, 3, 5]}
 
 
 def make_envs(args: Args, num_envs: int, render_mode: str | None = None):
     """num_envs environments as one, whose observations are vectors (num_envs, n)."""
     mode = "async" if args.async_envs else None  # None: make_vec chooses
-    options: dict = {"render_mode": render_mode} if render_mode else {}
-    mode = "sync" if render_mode else mode
+    mode = "sync" if render_mode or num_envs == 1 else mode  # the fastest for one
     try:
+        options = json.loads(args.env_kwargs)
+        if render_mode:
+            options["render_mode"] = render_mode
         envs = gym.make_vec(args.env_id, num_envs, mode, **options)
-    except Exception as error:
-        last = traceback.extract_tb(error.__traceback__)[-1].filename
-        if not (gym.__path__[0] in last or "importlib" in last or isinstance(error, ImportError)):
-            raise  # an error in the environment itself
-        hint = 'yours: my_module:MyEnv-v0; packages: pip install ".[atari,box2d,minigrid,mujoco]"'
-        raise ArgumentError(f"--env-id {args.env_id}: {error} ({hint})") from error
+    except (gym.error.Error, ImportError, json.JSONDecodeError) as error:
+        flags = f"--env-id {args.env_id} --env-kwargs {args.env_kwargs}"
+        raise ArgumentError(f"{flags}: {error}") from error
     next_step = envs.metadata.get("autoreset_mode") == gym.vector.AutoresetMode.NEXT_STEP
-    check(next_step, f"--env-id {args.env_id}: autoreset is not in NEXT_STEP mode")
-    space = envs.single_observation_space
-    try:
-        n = spaces.flatdim(space)
-    except (NotImplementedError, ValueError) as error:
-        raise ArgumentError(f"--env-id {args.env_id}: {space} has no fixed size") from error
+    check(next_step, f"--env-id {args.env_id}: its autoreset mode is not NEXT_STEP")
+    check(envs.num_envs == num_envs, f"--env-id {args.env_id}: makes {envs.num_envs} environments")
+    n = spaces.flatdim(envs.single_observation_space)
     if args.mask_velocity:
         name = args.env_id.split("-")[0].removesuffix("Continuous")
-        check(name in VELOCITIES, f"--mask-velocity: {name} is not one of {', '.join(VELOCITIES)}")
+        check(name in VELOCITIES, f"--mask-velocity: {name} is not one of {[*VELOCITIES]}")
         hidden = np.isin(np.arange(n), VELOCITIES[name])
         envs = wrappers.TransformObservation(envs, lambda obs: np.where(hidden, 0, obs))
-    if space.shape != (n,):
+    if envs.single_observation_space.shape != (n,):
         envs = wrappers.FlattenObservation(envs)
-    envs = wrappers.TransformObservation(envs, partial(finite, "obs"))
-    envs = wrappers.TransformReward(envs, partial(finite, "rewards"))
-    return wrappers.RecordEpisodeStatistics(envs, stats_key="run_statistics")
+    return wrappers.RecordEpisodeStatistics(Plain(envs), stats_key="run_statistics")
 
 
 class Run:
     """A run's progress, log and agent.pt, saved at the start, every minute and at the end."""
 
     latest: Path | None = None  # the directory of the run to continue
-    versions = (f"Python {sys.version.split()[0]}, torch {torch.__version__},"
-                f" gymnasium {gym.__version__}, numpy {np.__version__}")  # fmt: skip
 
     def __init__(self, args: Args, envs, agent: Agent, optimizer):
         self.args = args
         self.agent = agent
         self.optimizer = optimizer
         self.returns, self.lengths = envs.return_queue, envs.length_queue  # of the last 100
-        self.step, seconds = 0, 0.0
-        inner = envs.unwrapped
-        first = inner.envs[0] if isinstance(inner, gym.vector.SyncVectorEnv) else gym.Env()
-        space = inner.single_observation_space
-        if "uint8" in str(space) and spaces.flatdim(space) > 1000:
-            warnings.warn("pixels become a long vector; docs/recipes/images.py has a CNN for them")
-        if "action_mask" in str(space) or first.has_wrapper_attr("action_masks"):
-            warnings.warn('action masks are read from info["action_mask"] only')
+        self.step = 0
+        self.wandb_id = None
         name = args.run_name or f"{args.env_id}__{SCRIPT}__{args.seed}__{time.time():.6f}"
         name = name.replace("/", "-").replace(":", "-")
         self.dir = Path(args.resume or Path(args.runs_dir, name)).resolve()
+        exists = (self.dir / "agent.pt").exists()
+        check(args.resume or not exists, f"--run-name: {self.dir} exists; --resume continues it")
         if args.resume:
-            saved = load(self.dir, agent)
-            optimizer.load_state_dict(saved["optimizer"])
-            self.step, seconds = saved["step"], saved["seconds"]
-            seed_everything(args.seed + self.step)
-            torch.set_rng_state(saved["rng"])
-            self.returns.extend(saved["returns"])
-            self.lengths.extend(saved["lengths"])
-        try:
-            if args.track and (args.resume or not self.dir.exists()):  # else mkdir below refuses
-                import wandb  # before SummaryWriter, which it patches
+            self.restore(load(self.dir, agent))
+        if args.track:
+            import wandb  # before SummaryWriter, which it patches
 
-                wandb.init(id=self.dir.name, name=self.dir.name, config=vars(args), resume="allow",
-                           reinit="finish_previous", sync_tensorboard=True)  # fmt: skip
-            self.dir.mkdir(parents=True, exist_ok=bool(args.resume))
-            self.writer = SummaryWriter(str(self.dir), purge_step=self.step + 1)
-        except Exception as error:
-            hint = "--resume continues a run" if isinstance(error, OSError) else "for --track"
-            raise ArgumentError(f"{error} ({hint})") from error
-        self.began = time.time() - seconds
-        self.logged = time.time()
-        self.timed: list[tuple[int, float]] = []  # steps, seconds of iterations; the first is slow
+            tracked = wandb.init(
+                id=self.wandb_id, name=self.dir.name, config=vars(args), resume="allow",
+                reinit="finish_previous", sync_tensorboard=True,
+            )  # fmt: skip
+            self.wandb_id = tracked.id
+        self.dir.mkdir(parents=True, exist_ok=True)
+        self.writer = SummaryWriter(str(self.dir), purge_step=self.step + 1)
+        self.began, self.first_step = time.perf_counter(), self.step
         Run.latest = self.dir
         self.save()
         self.bar = tqdm(total=args.total_timesteps, initial=self.step, unit="step")
 
-    def log(self, steps: int, losses: list[Tensor]) -> None:
-        """Ends an iteration of that many steps; losses: rows of LOSSES, to be averaged."""
-        if not losses:  # only final steps
-            return
-        means = torch.stack(losses).mean(0).numpy(force=True)
-        finite(f"after step {self.step}, {LOSSES}", means)
-        seconds = time.time() - self.logged
-        self.logged = time.time()
-        self.timed.append((steps, seconds))
-        self.step += steps
-        scalars = {f"losses/{name}": loss for name, loss in zip(LOSSES, means)}
+    def restore(self, saved: dict) -> None:
+        """Goes on from what agent.pt held; load has given the agent its weights."""
+        self.optimizer.load_state_dict(saved["optimizer"])
+        self.step = saved["step"]
+        ended = self.step >= self.args.total_timesteps and (self.dir / "result.json").exists()
+        check(not ended, f"--total-timesteps: nothing to do, the run has {self.step} steps")
+        seed_everything(env_seed(self.args.seed, self.step))
+        torch.set_rng_state(saved["rng"])
+        self.wandb_id = saved["wandb_id"]
+        self.returns.extend(saved["returns"])
+        self.lengths.extend(saved["lengths"])
+
+    def log(self, metrics: list[Tensor], explained_variance: float) -> None:
+        """Ends an iteration. metrics: for each minibatch a row as in METRICS, to be averaged."""
+        means = torch.stack(metrics).mean(0).numpy(force=True)
+        check_finite(f"after step {self.step}, {METRICS}", means)
+        scalars = {f"losses/{name}": mean for name, mean in zip(METRICS, means)}
+        scalars["losses/explained_variance"] = explained_variance
         scalars["charts/learning_rate"] = self.optimizer.param_groups[0]["lr"]
-        scalars["charts/SPS"] = steps / seconds
+        scalars["charts/SPS"] = self.speed()
         if self.returns:
             scalars["charts/episodic_return"] = np.mean(self.returns)
             scalars["charts/episodic_length"] = np.mean(self.lengths)
             self.bar.set_postfix({"return": np.mean(self.returns)}, refresh=False)
         for name, scalar in scalars.items():
             self.writer.add_scalar(name, scalar, self.step)
-        self.bar.update(min(steps, self.bar.total - self.bar.n))
-        if self.logged - self.saved > 60:
+        self.bar.update(min(self.step, self.bar.total) - self.bar.n)
+        if time.perf_counter() - self.saved > 60:
             self.save()
+
+    def speed(self) -> float:
+        """Environment steps a second."""
+        return (self.step - self.first_step) / (time.perf_counter() - self.began)
+
+    def contents(self) -> dict:
+        """What agent.pt holds. The flags that belong to one command are not the run's."""
+        args = replace(self.args, resume=None, play=None, render="human")
+        return {
+            "script": SCRIPT, "version": VERSION, "file": str(Path(__file__).resolve()),
+            "args": asdict(args), "agent": self.agent.state_dict(),
+            "optimizer": self.optimizer.state_dict(), "rng": torch.get_rng_state(),
+            "step": self.step, "wandb_id": self.wandb_id,
+            "returns": [float(x) for x in self.returns], "lengths": [int(x) for x in self.lengths],
+        }  # fmt: skip
 
     def save(self) -> None:
         """Writes agent.pt: a crash leaves the old one or the new one."""
         self.writer.flush()
-        contents = {
-            "script": SCRIPT, "args": asdict(self.args), "agent": self.agent.state_dict(),
-            "optimizer": self.optimizer.state_dict(), "rng": torch.get_rng_state(),
-            "step": self.step, "seconds": time.time() - self.began, "versions": self.versions,
-            "returns": [float(x) for x in self.returns], "lengths": [int(x) for x in self.lengths],
-        }  # fmt: skip
-        with open(self.dir / "agent.tmp", "wb") as file:
-            torch.save(contents, file)
-            file.flush()
-            os.fsync(file.fileno())
+        torch.save(self.contents(), self.dir / "agent.tmp")
         os.replace(self.dir / "agent.tmp", self.dir / "agent.pt")
-        self.saved = time.time()
+        self.saved = time.perf_counter()
 
     def finish(self) -> None:
-        """Saves the agent, and evaluates it."""
+        """Saves the agent, evaluates it, and writes result.json."""
         self.save()
         self.bar.close()
-        self.writer.close()
-        timed = self.timed[1:] or [(self.step, self.logged - self.began)]  # or the only one
-        sps = sum(steps for steps, _ in timed) / sum(time for _, time in timed)
-        evaluation = []
+        sps = self.speed()
+        returns = [float(x) for x in self.returns]
         if self.args.eval_episodes > 0:
             envs = make_envs(self.args, self.args.eval_episodes)
-            evaluation = evaluate(self.agent, envs, self.args.seed, self.args.deterministic)
+            seed = env_seed(self.args.seed, EVALUATION)
+            returns = evaluate(self.agent, envs, seed, self.args.deterministic)
+            self.writer.add_scalar("charts/evaluation", np.mean(returns), self.step)
+        self.writer.close()
         result = {
-            "global_step": self.step, "seconds": self.logged - self.began, "sps": sps,
-            "returns": [float(x) for x in self.returns], "evaluation": evaluation,
+            "args": asdict(self.args), "global_step": self.step, "sps": sps, "returns": returns,
         }  # fmt: skip
         (self.dir / "result.json").write_text(json.dumps(result))
-        score = np.mean(evaluation or self.returns or [np.nan])
-        try:
-            print(f"{self.dir}: return {score:.5g}, {sps:.0f} steps a second", flush=True)
-        except (OSError, ValueError):  # a closed pipe, a full disk, another encoding
-            sys.stdout = open(os.devnull, "w")
+        print(f"{self.dir}: return {np.mean(returns or np.nan):.5g}, {sps:.0f} steps a second")
 
 
 def load(run_dir, agent: Agent | None = None) -> dict:
     """Reads a run's agent.pt, running no code in it, and gives its weights to the agent."""
-    file = Path(run_dir, "agent.pt")
-    check(os.path.isfile(file), f"{run_dir} is not the directory of a run: it has no agent.pt")
     try:
-        with zipfile.ZipFile(file) as opened:
-            check(opened.testzip() is None, "it is damaged")
-        saved = torch.load(file, map_location="cpu", weights_only=True)
+        saved = torch.load(Path(run_dir, "agent.pt"), map_location="cpu", weights_only=True)
         check(saved["script"] == SCRIPT, f"{saved['script']} wrote it, not {SCRIPT}")
-        check_flags(Args(**saved["args"]))
         if agent is not None:
             agent.load_state_dict(saved["agent"])
     except Exception as error:  # a damaged file can raise anything
-        raise ArgumentError(f"{file} cannot be used: {error!r:.150}") from error
-    if saved["versions"] != Run.versions:
-        warnings.warn(f"{file} was written by {saved['versions']}, and read by {Run.versions}")
+        why = " ".join(str(error).split())[:200]
+        raise ArgumentError(f"{run_dir}/agent.pt can't be used: {why}") from error
     return saved
 
 
 def evaluate(agent: Agent, envs, seed: int, deterministic: bool = True) -> list[float]:
     """The returns of N episodes, the first of each of the N environments."""
-    obs, info = envs.reset(seed=seed)
-    state = final = None
+    obs, _ = envs.reset(seed=seed)
+    agent_state = final = None
     returns = np.full(envs.num_envs, np.nan)
-    with tqdm(total=envs.num_envs, desc="evaluation", unit="episode") as bar:
-        while np.isnan(returns).any():
-            action, state = agent.predict(obs, info, state, final, deterministic)
-            obs, _, terminated, truncated, info = envs.step(action)
-            final = terminated | truncated
-            ended = final & np.isnan(returns)
-            if ended.any():
-                returns[ended] = info["run_statistics"]["r"][ended]
-                bar.update(ended.sum())
+    while np.isnan(returns).any():
+        action, agent_state = agent.predict(obs, agent_state, final, deterministic)
+        obs, _, terminated, truncated, info = envs.step(action)
+        final = terminated | truncated
+        ended = final & np.isnan(returns)
+        if ended.any():
+            returns[ended] = info["run_statistics"]["r"][ended]
     envs.close()
     return returns.tolist()
 
 
 def play(args: Args) -> None:
     """Plays episodes in a window, into videos, or without a picture, and prints their returns."""
-    check_flags(args)
     seed_everything(args.seed)
     mode = {"human": "human", "video": "rgb_array", "none": None}[args.render]
-    display = sys.platform != "linux" or {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()
-    check(mode != "human" or display, "--play: there is no display; try --render video, or none")
-    together = 1 if mode else args.eval_episodes or 10  # episodes played side by side
-    for episode in range(0, args.eval_episodes or 10, together):
-        envs = make_envs(args, together, mode)
+    for episode in range(args.eval_episodes or 10):
+        envs = make_envs(args, 1, mode)
         agent = Agent(envs, args)
         load(args.play, agent)
         if args.render == "video":
-            check("rgb_array" in str(envs.metadata), f"--render: {args.env_id} has no {mode}")
             envs = wrappers.RecordVideo(envs, f"{args.play}/videos", name_prefix=f"{episode}")
-        for episodic_return in evaluate(agent, envs, args.seed + episode, args.deterministic):
-            print(f"return {episodic_return:.5g}", flush=True)
+        seed = env_seed(args.seed, EVALUATION + episode)
+        print("return", *evaluate(agent, envs, seed, args.deterministic), flush=True)
+
+
+def preset(env_id: str, mask_velocity: bool = False, **flags) -> Args:
+    """The Args that the command line has for a task: its preset, then flags."""
+    values = PRESETS.get((env_id, mask_velocity), {})
+    return Args(env_id=env_id, mask_velocity=mask_velocity, **{**values, **flags})
 
 
 def parse_args() -> Args:
-    """Flags over defaults: those of the run to resume or play, or of PRESETS."""
+    """The flags; those that aren't given are the run's to resume or play, or a preset's."""
     early, _ = tyro.cli(Args, return_unknown_args=True, add_help=False)
     run_dir = early.play or early.resume
-    defaults: dict = PRESETS.get((early.env_id, early.mask_velocity), {})
-    if run_dir:
-        defaults = vars(Args(**load(run_dir)["args"]))
-    about = "\n\n".join((__doc__ or "").split("\n\n")[:2])  # python -OO has no docstring
-    args = tyro.cli(Args, default=Args(**defaults), description=about)
-    if run_dir:
-        for name in FIXED:
-            same = getattr(args, name) == defaults[name]
-            check(same, f"--{name.replace('_', '-')}: {run_dir} has {defaults[name]}")
-    return args
+    defaults = Args(**load(run_dir)["args"]) if run_dir else Args()
+    task = early.env_id, early.mask_velocity
+    if early.preset and not run_dir and task in PRESETS:
+        print(f"preset, where no flag says otherwise: {PRESETS[task]}")
+        defaults = preset(*task)
+    return tyro.cli(Args, default=defaults, description=__doc__)
 
 
 def main() -> None:
-    """Exit codes: 2, a bad argument; 1, an error; 130, Ctrl-C."""
-    sys.stderr = sys.stderr or open(os.devnull, "w")  # None where it is closed, as in a service
-    warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
+    """Exit codes: 2, what the user can mend; 1, an error; 130, Ctrl-C."""
     try:
         args = parse_args()
         start = play if args.play else train
         start(args)
-    except (ArgumentError, gym.error.DependencyNotInstalled) as error:
-        print("error:", " ".join(str(error).split()), file=sys.stderr)
+    except ArgumentError as error:
+        print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    except BaseException as error:
-        if isinstance(error, SystemExit) and not Run.latest:  # of tyro, which has said why
-            raise
-        if isinstance(error, BrokenPipeError) and not Run.latest:  # nobody reads --help, --play
-            sys.stdout = open(os.devnull, "w")
-        elif not isinstance(error, KeyboardInterrupt):
+    except (Exception, KeyboardInterrupt) as error:
+        interrupted = isinstance(error, KeyboardInterrupt)
+        if not interrupted:
             traceback.print_exc()
-        if Run.latest and Path(Run.latest, "agent.pt").exists():
+        if Run.latest:
             command = shlex.join(["python", sys.argv[0], "--resume", str(Run.latest)])
             print(f"\nto continue: {command}", file=sys.stderr)
-        sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
+        sys.exit(130 if interrupted else 1)
 
 
 if __name__ == "__main__":
