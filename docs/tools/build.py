@@ -1,47 +1,43 @@
 """Builds the site: python docs/tools/build.py. While writing: python docs/tools/build.py --serve
 
-The pages of docs/ go to build/docs/, with the parts in braces filled in from the repository
-(fill.py) and with the scripts' text beside the notes of docs/reading (reading.py), and from there
-to site/. A name that does not exist, or a link that leads nowhere, ends the build with exit code 1.
+The pages of docs/ go to build/docs/, as reading.py fills them in, and from there to site/. A name
+that does not exist, or a link that leads nowhere, ends the build with exit code 1.
 """
 
 import argparse
 import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import reading
-import scripts
-from fill import all_recipes, fill, plot, recipe_page
-from scripts import ROOT, BuildError
+from reading import ROOT, all_recipes, fill, recipe_page
 
 
 def render(out: Path) -> None:
     """Writes the pages to out/docs and the configuration to out/zensical.toml."""
-    for cached in scripts.text, scripts.blocks, scripts.highlighted:
-        cached.cache_clear()
-    pages: dict[str, str | bytes] = {}
+    reading.read.cache_clear()
+    pages: dict[str, bytes] = {}
     for path in sorted((ROOT / "docs").rglob("*")):
         name = path.relative_to(ROOT / "docs").as_posix()
         if not path.is_file() or path.suffix in (".py", ".pyc"):
             continue
         try:
-            if path.suffix != ".md":
-                pages[name] = path.read_bytes()
-            elif path.parent.name == "reading":
-                pages[name] = reading.page(path.stem)
-            else:
-                pages[name] = fill(path.read_text())
-        except (BuildError, ValueError, SyntaxError) as error:
-            raise BuildError(f"docs/{name}: {error}") from error
+            pages[name] = path.read_bytes()
+            if path.suffix == ".md":
+                text = path.read_text()
+                if path.parent.name == "reading":
+                    text = text.replace("\n## ", f"\n{{{{ notes {path.stem} }}}}\n\n## ", 1)
+                pages[name] = fill(text).encode()
+        except (ValueError, SyntaxError, OSError) as error:
+            raise ValueError(f"docs/{name}: {error}") from error
     for path in all_recipes():
-        pages[f"recipes/{path.stem}.md"] = recipe_page(path)
+        pages[f"recipes/{path.stem}.md"] = recipe_page(path).encode()
     for name, page in pages.items():
-        page = page.encode() if isinstance(page, str) else page
         target = out / "docs" / name
         target.parent.mkdir(parents=True, exist_ok=True)
         if not target.exists() or target.read_bytes() != page:  # zensical serve sees what changed
@@ -52,24 +48,30 @@ def render(out: Path) -> None:
     (out / "zensical.toml").write_text(configuration(pages))
 
 
-def configuration(pages) -> str:
+def configuration(pages: dict[str, bytes]) -> str:
     """zensical.toml with the recipes' and exercises' pages in their places, and with pages that it
     does not list at the end."""
     config = (ROOT / "zensical.toml").read_text()
     listed = re.findall(r'= "([\w/.-]+\.md)"', config)
     for name in listed:
         if name not in pages:
-            raise BuildError(f"zensical.toml lists {name}, which does not exist")
-    entries: dict[str, str] = {}
+            raise ValueError(f"zensical.toml lists {name}, which does not exist")
+    kinds = {path.stem: path.parent.name for path in all_recipes()}
+    entries: dict[str, dict[str, list[str]]] = {"recipes": {}, "exercises": {}, "else": {}}
     for name in sorted(name for name in pages if name.endswith(".md") and name not in listed):
-        title = str(pages[name]).split("\n")[0].removeprefix("# ").replace("`", "")
-        title = f"{Path(name).stem}.py" if name.startswith("recipes/") else title
-        folder = name.split("/")[0] if name.startswith(("recipes/", "exercises/")) else "else"
-        entries[folder] = (
-            entries.get(folder, "") + f"        {{ {json.dumps(title)} = {json.dumps(name)} }},\n"
-        )
-    for folder in "recipes", "exercises", "else":
-        config = config.replace(f"        # pages of {folder}\n", entries.get(folder, ""))
+        title = pages[name].decode().split("\n")[0].removeprefix("# ").replace("`", "")
+        place = name.split("/")[0] if name.startswith(("recipes/", "exercises/")) else "else"
+        kind = kinds[Path(name).stem] if place == "recipes" else ""
+        entry = f"        {{ {json.dumps(title)} = {json.dumps(name)} }},\n"
+        entries[place].setdefault(kind.removeprefix("recipes"), []).append(entry)
+    for place, groups in entries.items():
+        text = ""
+        for kind, found in groups.items():
+            inside = "".join(found)
+            text += (
+                f"        {{ {json.dumps(kind)} = [\n{inside}        ] }},\n" if kind else inside
+            )
+        config = config.replace(f"        # pages of {place}\n", text)
     return config
 
 
@@ -85,29 +87,31 @@ def build(out: Path, site: Path) -> None:
     said = done.stdout.split("Traceback")[0].rstrip()
     print(said if sys.stdout.isatty() else re.sub(r"\x1b\[[\d;]*m", "", said))
     if done.returncode != 0:
-        raise BuildError("zensical refuses the pages of build/docs")
+        raise ValueError("zensical refuses the pages of build/docs")
     shutil.rmtree(site, ignore_errors=True)
     shutil.move(out / "site", site)
 
 
 def serve(out: Path) -> None:
-    """Serves the site, and renders its pages again whenever a file changes, until Ctrl-C."""
+    """Serves the site, and renders its pages again whenever a file changes, until it is stopped."""
     render(out)
     server = subprocess.Popen(zensical("serve", out))
     try:
         before = None
         while server.poll() is None:
             watched = [*ROOT.glob("*.py"), *(ROOT / "docs").rglob("*"), ROOT / "zensical.toml"]
-            now = [(path, path.stat().st_mtime) for path in [*watched, *plot.RESULTS.glob("*")]]
+            watched += (ROOT / "benchmarks").rglob("*")
+            now = [(path, path.stat().st_mtime) for path in watched]
             if before not in (None, now):
                 try:
                     render(out)
-                except BuildError as error:
+                except ValueError as error:
                     print(f"error: {error}", file=sys.stderr)
             before = now
             time.sleep(0.5)
     finally:
         server.terminate()
+        server.wait()
 
 
 def main() -> None:
@@ -119,9 +123,10 @@ def main() -> None:
     options = parser.parse_args()
     out = ROOT / "build"
     out.mkdir(exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # so that the server ends, too
     try:
         serve(out) if options.serve else build(out, options.site.resolve())
-    except BuildError as error:
+    except ValueError as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
         pass

@@ -1,29 +1,40 @@
-"""The reading pages: a script's text on the left, notes on the right.
+"""What build.py makes of a page: a script beside notes, and the parts between braces filled in.
 
-docs/reading/SCRIPT.md has the notes, under headings that are a block's name or, in backquotes,
-words of one line of the source. rppo_lstm.py is shown whole, the others as what differs from the
-script that they extend. A block of the lesson without a note and a note without its block end the
-build.
+    {{ source SCRIPT.NAME }}    that class, function or method (SCRIPT.CLASS.NAME) of SCRIPT.py
+    {{ flags SCRIPT }}          every flag with its default and help
+    {{ recipes KIND }}          the recipes of docs/recipes/KIND, each of which gets a page; or all
+    {{ notes SCRIPT }}          SCRIPT.py, beside the notes that follow, to {{ end }} or to the end
+    {{ results NAME NAME }}, {{ throughput SECTION }}, {{ gpu SECTION }}, {{ detail NAME; NAME }},
+    {{ exercise NAME }}, {{ memory WHAT }}      tables of benchmarks/report.py
+
+Notes stand under headings that are a block's name or, in backquotes, words of one line of the source.
+rppo_lstm.py is shown whole, the others as what differs from the script that they extend. A fenced
+block named eq holds equations, a line each: delta_t = r_t + gamma V_{t+1} - V_t.
 """
 
+import ast
 import difflib
+import html
 import re
+import sys
+from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
-from fill import fill
-from scripts import (
-    PARENTS,
-    ROOT,
-    SPLIT,
-    Block,
-    BuildError,
-    ancestors,
-    blocks,
-    highlighted,
-    quote,
-    text,
-)
+from blocks import blocks, text_of
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import PythonLexer
 
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import report  # noqa: E402
+
+PARENTS = {
+    "rppo_lstm": "", "rppo_continuous": "rppo_lstm", "rppo_gru_atari": "rppo_lstm",
+    "trpo": "rppo_continuous", "ppo1_mpi": "rppo_continuous",
+}  # fmt: skip
+SPLIT = "ResetLSTM", "Agent", "Run"  # classes whose methods have notes of their own
 CONTEXT = 3  # unchanged lines around a changed one
 
 
@@ -33,70 +44,126 @@ class Row(NamedTuple):
     code: str  # HTML
 
 
-def page(script: str) -> str:
-    """docs/reading/SCRIPT.md as a page: the notes beside the script, or beside its differences."""
-    return whole(script) if PARENTS[script] is None else differences(script)
+class Script:
+    """A script's lines, plain and as HTML, and the sections that together are all of it."""
+
+    def __init__(self, name: str):
+        self.name = name
+        self.source = (ROOT / f"{name}.py").read_text()
+        self.lines = self.source.splitlines()
+        as_html = highlight(self.source, PythonLexer(stripnl=False), HtmlFormatter(nowrap=True))
+        self.html = as_html.split("\n")
+        self.sections: dict[str, range] = {}
+        starts = {"docstring": 0}
+        for block, where in blocks(self.source).items():
+            outer, _, method = block.partition(".")
+            constant = block.isupper()
+            if constant and not ("Args" in starts and "constants" not in starts):
+                continue  # belongs to what is above
+            if not method or outer in SPLIT:
+                starts["constants" if constant else block] = where.start
+        for block, first, after in zip(starts, starts.values(), [*starts.values()][1:] + [None]):
+            last = len(self.lines) if after is None else after
+            while not self.lines[last - 1].strip():
+                last -= 1
+            self.sections[block] = range(first, last)
+
+    def rows(self, kind: str, where) -> list[Row]:
+        return [Row(kind, i + 1, self.html[i]) for i in where]
+
+    def quote(self, block: str) -> list[str]:
+        return [self.lines[i] for i in self.sections.get(block, ())]
+
+    def position(self, key: str) -> int:
+        """The line, counted from 0, at which a note begins."""
+        if not key.startswith("`"):
+            if key not in self.sections:
+                raise ValueError(f"{self.name}.py has no block {key}")
+            return self.sections[key].start
+        at = [i for i, line in enumerate(self.lines) if key.strip("`") in line]
+        if len(at) != 1:
+            raise ValueError(f"{self.name}.py has {len(at)} lines with {key}")
+        return at[0]
 
 
-def siblings(script: str) -> str:
-    """Links to the reading pages of all five scripts."""
-    links = [f"**{name}.py**" if name == script else f"[{name}.py]({name}.md)" for name in PARENTS]
-    return f"{' · '.join(links)}\n{{.siblings}}\n"
+read = cache(Script)  # build.py clears it when a file has changed
 
 
-def notes(script: str) -> tuple[str, dict[str, tuple[str, str]]]:
-    """Of docs/reading/SCRIPT.md: the text above the first note, and for each heading the former
-    name of its block, `## NAME (was FORMER)`, and the note."""
-    markdown = fill((ROOT / f"docs/reading/{script}.md").read_text())
-    markdown = re.sub(r"\A---\n.*?^---\n", "", markdown, flags=re.M | re.S)  # no front matter
-    markdown = re.sub(r"(?m)^# .+\n", rf"\g<0>\n{siblings(script)}", markdown, count=1)
+def notes(name: str, markdown: str) -> str:
+    """A script, or its differences, beside the notes under the page's headings `## BLOCK`, or
+    `## BLOCK (was FORMER)` where the parent calls it otherwise."""
+    script = read(name)
     intro, *parts = re.split(r"^## +(.+)\n", markdown, flags=re.M)
-    found: dict[str, tuple[str, str]] = {}
+    found: dict[str, str] = {}
+    former: dict[str, str] = {}
     for heading, body in zip(parts[::2], parts[1::2]):
         match = re.fullmatch(r"(`.+`|[\w.]+)(?: \(was ([\w.]+)\))?", heading.strip())
         if match is None or match[1] in found:
-            raise BuildError(f"a note's heading is no name, or there twice: {heading}")
-        found[match[1]] = (match[2] or match[1], body.strip())
-    return intro, found
-
-
-def position(script: str, key: str) -> int:
-    """The line at which a note begins."""
-    if not key.startswith("`"):
-        if key not in blocks(script):
-            raise BuildError(f"{script}.py has no block {key}")
-        return blocks(script)[key].first
-    at = [i for i, line in enumerate(text(script), 1) if key.strip("`") in line]
-    if len(at) != 1:
-        raise BuildError(f"{script}.py has {len(at)} lines with {key}")
-    return at[0]
-
-
-def check_complete(script: str, found: dict, shown: list[str]) -> None:
-    """Raises BuildError for a note that is not in the source's order, and for a shown block of the
-    lesson without one (imports and methods may do without)."""
-    positions = [position(script, key) for key in found]
-    for key, before, here in zip([*found][1:], positions, positions[1:]):
+            raise ValueError(f"a note's heading is no name, or there twice: {heading}")
+        found[match[1]] = body.strip()
+        former[match[1]] = match[2] or match[1]
+    places = {key: script.position(key) for key in found}
+    for key, before, here in zip([*found][1:], places.values(), [*places.values()][1:]):
         if here <= before:
-            raise BuildError(f"the note {key} comes after a note on a later line")
-    end = blocks(script)["train"].last
-    for name in shown:
-        lesson = blocks(script)[name].first <= end
-        if (
-            name not in found
-            and "." not in name
-            and name != "imports"
-            and (lesson or not PARENTS[script])
-        ):
-            raise BuildError(f"docs/reading/{script}.md has no note {name}")
+            raise ValueError(f"the note {key} comes after a note on a later line")
+    shown: list[tuple[str, str]] = []  # title, pair
+    same: dict[str, list[str]] = {}
+    for block, where in script.sections.items():
+        origin = next((p for p in ancestors(name) if p.quote(block) == script.quote(block)), None)
+        keys = [key for key in found if places[key] in where]
+        if origin and not keys:
+            same.setdefault(origin.name, []).append(block)
+            continue
+        rows = script.rows("same", where)
+        if PARENTS[name]:
+            rows = difference(script, read(PARENTS[name]), block, former.get(block, block))
+        if block not in keys:
+            keys.insert(0, block)
+        cuts = [0]
+        for key in keys[1:]:
+            at = next(i for i, r in enumerate(rows) if (r.kind, r.number) in kinds(places[key] + 1))
+            while rows[at - 1].kind == "del":  # what the line takes the place of
+                at -= 1
+            cuts.append(at)
+        for key, first, after in zip(keys, cuts, [*cuts[1:], len(rows)]):
+            keep = {places[k] + 1 for k in keys[1:]}
+            code = shorten(rows[first:after], keep, PARENTS[name]) if PARENTS[name] else [
+                line(row) for row in rows[first:after]
+            ]  # fmt: skip
+            shown.append((key, pair(code, key, found.get(key, ""))))
+    links = [f"[{title.strip('`')}](#{anchor(title)})" for title, _ in shown]
+    menu = f'<nav class="jump" markdown="1">\n\n{" · ".join(links)}\n\n</nav>\n'
+    ends = [f"The same text as in {origin}.py: {quoted(names)}." for origin, names in same.items()]
+    if parent := PARENTS[name]:
+        others = {*script.sections, *former.values()}
+        gone = [block for block in read(parent).sections if block not in others]
+        ends += [f"Only in {parent}.py: {quoted(gone)}."] if gone else []
+    return "\n\n".join([intro, menu, *(text for _, text in shown), *ends, ""])
 
 
-def pair(rows: list[str], title: str, note: str) -> str:
+def kinds(number: int) -> set[tuple[str, int]]:
+    return {("same", number), ("add", number)}
+
+
+def quoted(names: list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def ancestors(name: str) -> list[Script]:
+    parent = PARENTS[name]
+    return [read(parent), *ancestors(parent)] if parent else []
+
+
+def anchor(title: str) -> str:
+    return re.sub(r"[\W_]+", "-", title).strip("-")
+
+
+def pair(code: list[str], title: str, note: str) -> str:
     """The text on the left, the note on the right."""
-    code = f'<div class="code highlight"><pre><code>{"".join(rows)}</code></pre></div>'
-    anchor = re.sub(r"[\W_]+", "-", title).strip("-")
-    heading = f"### `{title.strip('`')}` {{#{anchor}}}\n\n" if title else ""
-    return f'<div class="pair" markdown="1">\n{code}\n<div class="note" markdown="1">\n\n{heading}{note}\n\n</div>\n</div>\n'
+    left = f'<div class="code highlight"><pre><code>{"".join(code)}</code></pre></div>'
+    head = f"### `{title.strip('`')}` {{#{anchor(title)}-note}}\n\n"
+    right = f'<div class="note" markdown="1">\n\n{head}{note}\n\n</div>'
+    return f'<div class="pair" id="{anchor(title)}" markdown="1">\n{left}\n{right}\n</div>\n'
 
 
 def line(row: Row) -> str:
@@ -108,47 +175,19 @@ def line(row: Row) -> str:
     return f'<span class="line {row.kind}"{name}><a{link} data-line="{number}" data-sign="{sign}"></a>{code}</span>\n'
 
 
-def whole(script: str) -> str:
-    """A whole script beside its notes."""
-    intro, found = notes(script)
-    check_complete(script, found, [*blocks(script)])
-    starts = [position(script, key) for key in found]
-    if not starts or starts[0] != 1:
-        raise BuildError("the first note must be docstring")
-    pairs = [intro]
-    for (key, (_, note)), first, after in zip(
-        found.items(), starts, starts[1:] + [len(text(script)) + 1]
-    ):
-        rows = [Row("same", n, highlighted(script)[n - 1]) for n in range(first, after)]
-        while not text(script)[rows[-1].number - 1].strip():
-            rows.pop()
-        pairs.append(pair([line(row) for row in rows], key, note))
-    return "\n".join(pairs)
-
-
-def difference(script: str, name: str, former: str) -> list[Row]:
+def difference(script: Script, parent: Script, block: str, former: str) -> list[Row]:
     """A block beside the parent's: every line of it, and those of the parent's that it lacks."""
-    parent = PARENTS[script]
-    assert parent is not None
-    new, old = blocks(script)[name], blocks(parent).get(former, Block(1, 0))
-    if name not in SPLIT:  # a whole class beside a whole class
-        ends = [
-            block.last for other, block in blocks(parent).items() if other.startswith(f"{former}.")
-        ]
-        old = Block(old.first, max([old.last, *ends]))
-    ours, theirs = text(script)[new.first - 1 : new.last], text(parent)[old.first - 1 : old.last]
+    new, old = script.sections[block], parent.sections.get(former, range(0))
+    if block not in SPLIT and former in SPLIT:  # a whole class beside a whole class
+        whole = blocks(parent.source)[former]
+        old = range(whole.start, whole.stop)
+    ours, theirs = [script.lines[i] for i in new], [parent.lines[i] for i in old]
     rows = []
     matcher = difflib.SequenceMatcher(None, theirs, ours, autojunk=False)
     for tag, i1, i2, j1, j2 in matcher.get_opcodes():
         if tag != "equal":
-            rows += [
-                Row("del", old.first + i, highlighted(parent)[old.first + i - 1])
-                for i in range(i1, i2)
-            ]
-        kind = "same" if tag == "equal" else "add"
-        rows += [
-            Row(kind, new.first + j, highlighted(script)[new.first + j - 1]) for j in range(j1, j2)
-        ]
+            rows += parent.rows("del", old[i1:i2])
+        rows += script.rows("same" if tag == "equal" else "add", new[j1:j2])
     return rows
 
 
@@ -172,40 +211,124 @@ def shorten(rows: list[Row], keep: set[int], parent: str) -> list[str]:
     return shown
 
 
-def differences(script: str) -> str:
-    """What differs from the parent, block by block, beside its notes."""
-    parent = PARENTS[script]
-    assert parent is not None
-    intro, found = notes(script)
-    pairs = [intro]
-    same: dict[str, list[str]] = {}
-    renamed = {former for key, (former, _) in found.items() if former != key}
-    shown = []
-    for name, block in blocks(script).items():
-        former, note = found.get(name, (name, ""))
-        rows = difference(script, name, former)
-        anchors = {position(script, key): key for key in found if key.startswith("`")}
-        anchors = {n: key for n, key in anchors.items() if block.first <= n <= block.last}
-        origin = next((p for p in ancestors(script) if quote(p, name) == quote(script, name)), None)
-        if origin:
-            if name in found or anchors:
-                raise BuildError(f"{name} is as in {origin}.py, and has a note")
-            same.setdefault(origin, []).append(name)
+# --- The parts between braces ---
+def source(path: str) -> str:
+    name, _, block = path.partition(".")
+    text = (ROOT / f"{name}.py").read_text()
+    first = text_of(text, block) and blocks(text)[block].start + 1
+    return f'```python title="{name}.py, line {first}"\n{text_of(text, block).rstrip()}\n```'
+
+
+def flags(name: str) -> str:
+    text = (ROOT / f"{name}.py").read_text()
+    lines = text.splitlines()
+    rows = []
+    args = next(n for n in ast.parse(text).body if getattr(n, "name", "") == "Args")
+    for field in args.body:
+        assert isinstance(field, ast.AnnAssign) and field.value is not None
+        said = lines[field.end_lineno - 1].split("  # ", 1)[1].replace("|", "\\|")
+        default = ast.unparse(field.value).strip("'").replace("np.inf", "inf")
+        flag = ast.unparse(field.target).replace("_", "-")
+        rows.append(f"| `--{flag}` | `{default}` | {said} |")
+    parts = ["\n".join(["| flag | default | |", "|---|---|---|", *rows])]
+    parts.append("A flag that is `True` is switched off with `--no-`, as in `--no-anneal-lr`.")
+    if "PRESETS" in blocks(text):
+        presets = text_of(text, "PRESETS").rstrip().removesuffix("  # fmt: skip")
+        parts.append(f"Tasks with other defaults:\n\n```python\n{presets}\n```")
+    return "\n\n".join(parts)
+
+
+def all_recipes(kind: str = "") -> list[Path]:
+    """The recipes of a folder, or all: folder by folder."""
+    found = (ROOT / "docs/recipes" / kind).rglob("*.py")
+    return sorted(path for path in found if path.stem != "__init__")
+
+
+def recipe_parts(path: Path) -> tuple[str, str, str]:
+    """The first sentence or line of its docstring, the rest as Markdown, and the code below it."""
+    text = path.read_text()
+    module = ast.parse(text)
+    docstring = ast.get_docstring(module)
+    if not docstring:
+        raise ValueError(f"{path.name} has no docstring")
+    title, _, rest = docstring.partition("\n\n")
+    rest = re.sub(r"(?m)^(?:    .*\n?)+", lambda m: fenced(m[0]), rest)
+    code = "\n".join(text.splitlines()[module.body[0].end_lineno :]).strip("\n")
+    return " ".join(title.split()).rstrip("."), rest, code
+
+
+def fenced(indented: str) -> str:
+    lines = [line[4:] for line in indented.rstrip().split("\n")]
+    command = re.match(r"(python|pip|mpiexec|[A-Z_]+=\S+) ", lines[0])
+    return "\n".join([f"```{'bash' if command else 'text'}", *lines, "```\n"])
+
+
+def recipes(kind: str) -> str:
+    found = all_recipes(kind)
+    if not found:
+        raise ValueError(f"docs/recipes has no {kind}")
+    rows = [
+        f"| [{path.stem}](recipes/{path.stem}.md) | {recipe_parts(path)[0]} |" for path in found
+    ]
+    return "\n".join(["| recipe | what it does |", "|---|---|", *rows])
+
+
+def recipe_page(path: Path) -> str:
+    title, rest, code = recipe_parts(path)
+    where = path.relative_to(ROOT)
+    return f'# {path.stem}\n\n{title}.\n\n{rest}\n\n```python title="{where}"\n{code}\n```\n'
+
+
+SIGNS = {name: chr(0x3B1 + i) for i, name in enumerate(
+    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho final-sigma "
+    "sigma tau upsilon phi chi psi omega".split()
+)} | {"sum": "Σ", "sqrt": "√", "inf": "∞"}  # fmt: skip
+
+
+def equations(block: str) -> str:
+    """Lines like delta_t = r_t + gamma V_{t+1} - V_t as HTML."""
+    signs = {" - ": " − ", "'": "′", "<=": "≤", ">=": "≥", " . ": " · ", "...": "…"}
+    for plain, sign in signs.items():
+        block = block.replace(plain, sign)
+    lines = html.escape(block.strip("\n")).split("\n")
+    return f'<div class="eq">{"".join(f"<p>{equation(x)}</p>" for x in lines)}</div>'
+
+
+def equation(shown: str) -> str:
+    def replace(match) -> str:
+        if match["script"]:
+            tag = "sub" if match["script"] == "_" else "sup"
+            return f"<{tag}>{equation(match['braced'] or match['bare'])}</{tag}>"
+        word = match["word"] or ""
+        return SIGNS.get(word) or (f"<i>{word}</i>" if len(word) == 1 else match[0])
+
+    script = r"(?P<script>[_^])(?:\{(?P<braced>[^}]*)\}|(?P<bare>[A-Za-z]+|\d+))"
+    return re.sub(rf"&\w+;|{script}|(?P<word>[A-Za-z]+)", replace, shown)
+
+
+KINDS = {
+    "source": source, "flags": flags, "recipes": recipes, "results": report.results,
+    "throughput": report.throughput, "gpu": report.gpu, "detail": report.detail,
+    "exercise": report.exercise, "memory": report.memory,
+}  # fmt: skip
+
+
+def fill(markdown: str) -> str:
+    """A page of docs/ with everything between braces filled in. ValueError for what is not there."""
+
+    def replace(match) -> str:
+        kind, _, rest = match[1].partition(" ")
+        if kind not in KINDS:
+            raise ValueError(f"there is no {{{{ {kind} }}}}")
+        return KINDS[kind](rest.strip())
+
+    parts = re.split(r"(?ms)^\{\{ notes (\w+) \}\}$(.*?)(?:^\{\{ end \}\}$|\Z)", markdown)
+    for i, part in enumerate(parts):  # text, script, notes, text, ...
+        if i % 3 == 1:
             continue
-        shown.append(name)
-        cuts = [0]
-        for i, row in enumerate(rows):
-            if row.kind != "del" and row.number in anchors:
-                while rows[i - 1].kind == "del":  # what the line takes the place of
-                    i -= 1
-                cuts.append(i)
-        keys = [name, *(anchors[n] for n in sorted(anchors))]
-        texts = [note, *(found[key][1] for key in keys[1:])]
-        for key, note, start, end in zip(keys, texts, cuts, [*cuts[1:], len(rows)]):
-            pairs.append(pair(shorten(rows[start:end], {*anchors}, parent), key, note))
-    check_complete(script, found, shown)
-    gone = [name for name in blocks(parent) if name not in blocks(script) and name not in renamed]
-    ends = {f"The same text as in {origin}.py": names for origin, names in same.items()}
-    for what, names in {**ends, f"Only in {parent}.py": gone}.items():
-        pairs.append(f"\n{what}: {', '.join(f'`{name}`' for name in names)}.\n" if names else "")
-    return "\n".join(pairs)
+        part = re.sub(r"(?s)\{\{ (.+?) \}\}", replace, part)
+        # A flag and its value are not broken in two.
+        part = re.sub(r"(?<!`)`--[\w-]+(?: \w+)?`(?![`{])", r"\g<0>{.flag}", part)
+        part = re.sub(r"(?ms)^```eq\n(.*?)^```$", lambda m: equations(m[1]), part)
+        parts[i] = notes(parts[i - 1], part) if i % 3 == 2 else part
+    return "".join(part for i, part in enumerate(parts) if i % 3 != 1)

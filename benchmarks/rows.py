@@ -1,0 +1,116 @@
+"""What the measuring programs and the report share: tasks.toml, CSV rows, the commit, the machine."""
+
+import csv
+import fcntl
+import platform
+import shutil
+import subprocess
+import sys
+import tomllib
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+LEARNING = """task method script flags seed steps eval_mean eval_std eval_episodes sampled_mean
+    return_100 wall_seconds global_step date commit torch gymnasium machine error""".split()
+CURVES = "task method seed steps returns".split()  # the last two: numbers with spaces
+SPEED = "date commit machine section work system steps sps median min max note".split()
+
+
+@dataclass
+class Task:
+    """Of tasks.toml. methods: the command of each; published: a return and its source, if any."""
+
+    title: str
+    steps: int
+    methods: dict[str, str]
+    published: tuple[float, str] | None
+
+
+def read_tasks() -> tuple[dict[str, Task], dict[str, dict]]:
+    """The tasks, and the settings of peers, by name."""
+    data = tomllib.loads((ROOT / "benchmarks/tasks.toml").read_text())
+    peers, groups = data.pop("peers"), data.pop("groups")
+    peers = {name: {**peers.get(x.get("like"), {}), **x} for name, x in peers.items()}
+    tasks = {}
+    for name, table in data.items():
+        group = groups.get(table.pop("group", ""), {})
+        chosen = table.pop("methods", [*group])
+        task = Task(table.pop("name"), table.pop("steps"), {}, None)
+        if "published" in table:
+            task.published = tuple(table.pop("published"))
+        words = {key: table.pop(key, "") for key in ("env", "flags", "recipes")}
+        for method, command in {**{m: group[m] for m in chosen}, **table}.items():
+            task.methods[method] = " ".join(command.format(**words).split())
+        tasks[name] = task
+    return tasks, peers
+
+
+def split(command: str) -> tuple[list[str], list[str]]:
+    """A command's words before its flags, and the flags."""
+    words = command.split()
+    names = list(takewhile(lambda word: not word.startswith("--"), words))
+    return names, words[len(names) :]
+
+
+def load_script(name: str, recipes: list[str], text: str | None = None, root: Path = ROOT):
+    """A fresh module of a script, with recipes, or of a changed text of it."""
+    path = root / f"{name}.py"
+    script = ModuleType(name)
+    script.__file__ = str(path)
+    sys.modules[name] = script  # where dataclasses and pickle look
+    exec(compile(text or path.read_text(), str(path), "exec"), vars(script))
+    if recipes:
+        sys.path[:0] = [str(root / "docs/recipes")]
+        import use
+
+        use.apply(script, recipes)
+    return script
+
+
+def parse(script, flags: list[str]):
+    """The script's Args, as its command line has them."""
+    sys.argv[1:] = flags
+    return script.parse_args()
+
+
+def machine() -> str:
+    """The processor's name and the number of cores."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().split("\n") if cpuinfo.exists() else []
+    names = [line.split(":")[1].strip() for line in lines if "model name" in line]
+    return f"{names[0]}, {len(names)} cores" if names else platform.processor()
+
+
+def commit(root: Path = ROOT) -> str:
+    """The short name of a checkout's commit, -dirty if a script or a recipe differs: the report
+    leaves such rows out. Empty without git."""
+    if shutil.which("git") is None:
+        return ""
+    git = ["git", "-C", str(root)]
+    name = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    texts = ["*.py", ":!tests", ":!docs/tools"]
+    differs = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", *texts], capture_output=True)
+    return name.stdout.strip() + "-dirty" * (differs.returncode == 1)
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file, none if there is no such file."""
+    if not path.exists():
+        return []
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def append(path: Path, fields: list[str], rows: list[dict]) -> None:
+    """Adds rows, and the header to a new file; other processes may do the same at the same time."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a", newline="") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        writer = csv.DictWriter(file, fields, restval="", lineterminator="\n")
+        if file.seek(0, 2) == 0:
+            writer.writeheader()
+        writer.writerows(rows)
