@@ -10,24 +10,24 @@
 
 PPO: Schulman et al. 2017, arXiv:1707.06347. GAE: Schulman et al. 2016, arXiv:1506.02438.
 PPO1: openai/baselines, ppo1/pposgd_simple.py. Each rank, a process, plays its own environment. An
-allreduce averages the ranks' gradients, and each makes the same step of its own Adam: weights that
-are equal at the start stay equal, bit for bit.
+allreduce averages the ranks' gradients, and each rank takes the same step of its own Adam: weights
+that are equal at the start stay equal, bit for bit.
 
 A rollout is T time steps of N environments; its arrays are (T, N, ...). When an episode ends,
-Gymnasium's vector environments return its last observation as a time step of its own. We call
-that step final:
+Gymnasium's vector environments return its last observation as a time step of its own (autoreset
+mode NEXT_STEP). We call that step final:
 
-    t   obs                          action    final
-    4   the episode's last but one   played            terminated[4] or truncated[4] is set
-    5   the episode's last           ignored   yes     after it, the agent's state is set to zero
-    6   the next episode's first     played
+    t   obs[t]                       action[t]   final[t]
+    4   the episode's last but one   played      no         terminated[4] or truncated[4] is set
+    5   the episode's last           ignored     yes        then the memory is set to zero
+    6   the next episode's first     played      no
 
-A final step counts in no loss: its action did nothing. But its value, computed with the state
+A final step counts in no loss: its action did nothing. But its value, computed with the memory
 that the agent has there, stands for the rewards that a time limit cut off.
 
-Letters in shapes: T time steps, N environments; S sequences of L steps, B of them in a minibatch;
-M steps that count; n numbers in an observation, F features, H hidden units; K components of an
-action, A choices of each.
+Shapes: T time steps, N environments of a rank; S sequences of L steps, B of them in a minibatch; M
+steps that count; n numbers in an observation, F features, H hidden units; A discrete actions, or K
+components of a real-valued one.
 """
 
 import json
@@ -37,9 +37,7 @@ import shlex
 import sys
 import time
 import traceback
-import warnings
-import zipfile
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -52,20 +50,21 @@ import tyro
 from gymnasium import spaces
 from gymnasium.wrappers import vector as wrappers
 from torch import Tensor
-from torch.distributions import Normal
+from torch.distributions import Categorical, Distribution, Independent, Normal
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-SCRIPT = "ppo1_mpi"
+SCRIPT, VERSION = "ppo1_mpi", "0.2.0"
 
 
 @dataclass
 class Args:
     env_id: str = "CartPole-v1"  # Gymnasium's id; my_module:MyEnv-v0 imports my_module
+    env_kwargs: str = "{}"  # the environment's own arguments, in JSON
     mask_velocity: bool = False  # hide velocities: the task needs memory
     async_envs: bool = False  # a process for each environment, if a rank has several
     total_timesteps: int = 500_000  # environment steps to train for, of all ranks together
-    seed: int = 1  # the same seed gives the same run
+    seed: int = 1  # the same seed gives the same run; two seeds share no episode
     torch_threads: int = 1  # CPU threads of a rank; 0: torch's choice
 
     num_envs: int = 1  # parallel environments (N) of each rank
@@ -83,12 +82,13 @@ class Args:
     ablate_memory: bool = False  # a control: no state between steps, L = 1
 
     learning_rate: float = 1e-3  # Adam's, at first
-    schedule: Literal["linear", "constant"] = "linear"  # linear: learning_rate, clip_coef fall to 0
+    anneal_lr: bool = True  # learning_rate and clip_coef fall linearly to 0
     clip_coef: float = 0.2  # epsilon of the surrogate
     ent_coef: float = 0.01  # weight of the entropy bonus
-    vf_coef: float = 2.0  # weight of the value loss
+    vf_coef: float = 2.0  # weight of the value loss, 0.5 (V - R)^2; PPO1 minimises (V - R)^2
     target_kl: float = np.inf  # an update ends when the estimated KL exceeds 1.5 times this
 
+    preset: bool = True  # begin with the values that PRESETS has for the task, if any
     runs_dir: str = "runs"  # directory of new runs
     run_name: str | None = None  # name of a new run; None: env_id__script__seed__time
     track: bool = False  # log to Weights & Biases
@@ -99,32 +99,29 @@ class Args:
     render: Literal["human", "video", "none"] = "human"  # --play: a window, RUN/videos, or returns
 
 
-PRESETS: dict[tuple, dict] = {  # better defaults for a task: (env_id, mask_velocity)
+PRESETS: dict = {  # values for a task, (env_id, mask_velocity), in place of the defaults above
     ("CartPole-v1", False): dict(total_timesteps=25_000, update_epochs=10, norm_obs=False),
     ("CartPole-v1", True): dict(total_timesteps=300_000, num_steps=4096, seq_len=32,
         num_minibatches=8, update_epochs=10, gamma=0.995, memory="lstm"),
 }  # fmt: skip
-FIXED = (  # the agent's shape and what it sees: --resume and --play cannot change them
-    "env_id", "mask_velocity", "encoder_size", "memory", "hidden_size", "ablate_memory", "norm_obs"
-)  # fmt: skip
-LOSSES = "policy_loss", "value_loss", "entropy", "approx_kl"  # what is logged
-# What --mask-velocity hides of an observation
-VELOCITIES = {"CartPole": [1, 3], "MountainCar": [1], "Pendulum": [2], "LunarLander": [2, 3, 5]}
+# What is logged of each minibatch, as a mean over the ranks
+METRICS = "policy_loss", "value_loss", "entropy", "approx_kl", "clipfrac", "grad_norm"
 
 
 class ResetLSTM(nn.Module):
     """An LSTM whose state is zero after every final step, and that replays a sequence in one call.
 
     Its definition is a loop over time: state = cell(x[t], state), then state = 0 if final[t]. One
-    call of torch.lstm for all steps is much faster, but cannot stop to reset the state. It need
-    not: no loss reads the output of a final step, so on replay we may give it an input that makes
-    the step itself the reset.
+    call of torch.lstm for all steps is much faster, but can't stop to reset the state. It needn't:
+    no loss reads the output of a final step, so on replay we get to choose that step's input, and
+    choose one that makes the step itself the reset.
 
     x gets one more feature, with constant weights: 1 to the input and forget gates, 0 to the
     others. It is 0 on ordinary steps. On a final step it is -1e4, and the rest of x is 0. Then,
     exactly in floating point, and with no gradient:
 
-        i = f = sigmoid(U h + b - 1e4) = 0,    c' = f c + i g = 0,    h' = o tanh(c') = 0
+        i = sigmoid(U_i h + b_i - 1e4) = 0,  f = sigmoid(U_f h + b_f - 1e4) = 0
+        c' = f c + i g = 0,                  h' = o tanh(c') = 0
     """
 
     def __init__(self, input_size: int, hidden_size: int):
@@ -136,30 +133,46 @@ class ResetLSTM(nn.Module):
         nn.init.zeros_(self.cell.bias_hh)
         # Gates i, f, g, o. An open forget gate remembers (Gers et al. 2000).
         nn.init.ones_(self.cell.bias_ih[hidden_size : 2 * hidden_size])
-        closes = torch.tensor([[1.0], [1.0], [0.0], [0.0]])
-        self.closes = nn.Buffer(closes.repeat_interleave(hidden_size, 0), persistent=False)
+        # The weights of the extra feature, (4 H, 1), and the input of a final step, (F + 1,)
+        gates = torch.tensor([[1.0], [1.0], [0.0], [0.0]]).repeat_interleave(hidden_size, 0)
+        self.gates = nn.Buffer(gates, persistent=False)
         self.reset = nn.Buffer(torch.tensor([0.0] * input_size + [-1e4]), persistent=False)
 
-    def step(self, x: Tensor, state: Tensor) -> Tensor:
-        """One step: x (N, F), state (2, N, H), that is h and c -> the next state."""
-        return torch.stack(self.cell(x, (state[0], state[1])))
+    def initial_state(self, num_envs: int) -> Tensor:
+        """Of any memory: zeros (rows, N, ...). Here h and c, (2, N, H)."""
+        return self.reset.new_zeros(2, num_envs, self.cell.hidden_size)
+
+    def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """One step, which doesn't reset: x (N, F), state (2, N, H) -> h (N, H), the next state."""
+        h, c = self.cell(x, (state[0], state[1]))
+        return h, torch.stack([h, c])
 
     def forward(self, x: Tensor, state: Tensor, final: Tensor) -> Tensor:
         """Sequences: x (L, B, F), the state before them (2, B, H), final (L, B) -> h (L, B, H)."""
         cell = self.cell
         L, B = x.shape[:2]
-        check_shapes((L, B, cell.input_size), x=x)  # torch.lstm does not, and crashes
-        check_shapes((2, B, cell.hidden_size), state=state)
-        check_shapes((L, B), final=final)
+        # torch.lstm checks nothing, and can crash the process.
+        assert x.shape == (L, B, cell.input_size), f"x is {tuple(x.shape)}"
+        assert final.shape == (L, B), f"final is {tuple(final.shape)}"
+        assert state.shape == (2, B, cell.hidden_size), f"state is {tuple(state.shape)}"
         x = nn.functional.pad(x, (0, 1))  # (L, B, F + 1)
-        x = torch.where(final.bool().unsqueeze(-1), self.reset, x)
-        weight_ih = torch.cat([cell.weight_ih, self.closes], 1)  # (4 H, F + 1)
+        x = torch.where(final.unsqueeze(-1), self.reset, x)
+        weight_ih = torch.cat([cell.weight_ih, self.gates], 1)  # (4 H, F + 1)
         h, _, _ = torch.lstm(  # what nn.LSTM calls
             x, (state[:1], state[1:]), [weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh],
             has_biases=True, num_layers=1, dropout=0.0, train=self.training, bidirectional=False,
             batch_first=False,
         )  # fmt: skip
         return h
+
+
+def reset_state(state: Tensor, final) -> Tensor:
+    """state (rows, N, ...) -> the same, but zero in those of the N environments that are final."""
+    if not final.any():
+        return state
+    state = state.clone()
+    state[:, torch.as_tensor(final, device=state.device)] = 0.0
+    return state
 
 
 def linear(inputs: int, outputs: int, std: float = 2**0.5) -> nn.Linear:
@@ -170,34 +183,41 @@ def linear(inputs: int, outputs: int, std: float = 2**0.5) -> nn.Linear:
     return layer
 
 
+def mlp(inputs: int, width: int) -> nn.Sequential:
+    """Two layers of that width."""
+    return nn.Sequential(linear(inputs, width), nn.Tanh(), linear(width, width), nn.Tanh())
+
+
 class Agent(nn.Module):
-    """Actor and critic, which share nothing, each with an encoder of its own and, if args.memory
-    says so, an LSTM. state is (4, N, H): the actor's h and c, then the critic's; else (0, N, H)."""
+    """Actor and critic, which share nothing: each has an encoder and, with --memory lstm, an LSTM
+    of its own. lstm_state holds the actor's rows, then the critic's."""
 
     def __init__(self, envs, args: Args):
         super().__init__()
         self.args = args
         self.action_space = envs.single_action_space
         self.box = isinstance(self.action_space, spaces.Box)
-        choices = num_choices(self.action_space)  # (K,)
-        self.exists = np.arange(choices.max()) < choices[:, None]  # (K, A)
+        check_actions(self.action_space)
         inputs = spaces.flatdim(envs.single_observation_space)
-        E = features = args.encoder_size
-        self.encoder = nn.Sequential(linear(inputs, E), nn.Tanh(), linear(E, E), nn.Tanh())
-        self.critic_encoder = nn.Sequential(linear(inputs, E), nn.Tanh(), linear(E, E), nn.Tanh())
+        outputs = spaces.flatdim(self.action_space)  # A, or K
+        width = features = args.encoder_size
+        self.encoder = mlp(inputs, width)
+        self.critic_encoder = mlp(inputs, width)
         if args.memory == "lstm":
             features = args.hidden_size
-            self.lstm = ResetLSTM(E, features)
-            self.critic_lstm = ResetLSTM(E, features)
-        self.actor = linear(features, self.exists.size, std=0.01)  # logits, or the mean
+            self.lstm = ResetLSTM(width, features)
+            self.critic_lstm = ResetLSTM(width, features)
+        self.actor = linear(features, outputs, std=0.01)  # logits (..., A), or means (..., K)
         self.critic = linear(features, 1, std=1.0)
         if self.box:
-            self.log_std = nn.Parameter(torch.zeros(len(choices)))
+            self.log_std = nn.Parameter(torch.zeros(outputs))
         self.obs_stats = RunningMeanStd((inputs,))
 
     def initial_state(self, num_envs: int) -> Tensor:
-        rows = 4 if self.args.memory == "lstm" else 0
-        return self.actor.weight.new_zeros(rows, num_envs, self.args.hidden_size)
+        if self.args.memory == "none":
+            return torch.zeros(0, num_envs)
+        memories = self.lstm, self.critic_lstm
+        return torch.cat([memory.initial_state(num_envs) for memory in memories])
 
     def normalize(self, obs: Tensor) -> Tensor:
         """obs (..., n), as the environments return them -> as the networks take them."""
@@ -206,114 +226,74 @@ class Agent(nn.Module):
         std = (self.obs_stats.var + 1e-8).sqrt()
         return ((obs - self.obs_stats.mean) / std).clamp(-10, 10).to(obs.dtype)
 
-    def log_probs(self, h: Tensor, legal: Tensor) -> Tensor:
-        """h (..., H), legal choices (..., K, A) -> log-probabilities (..., K, A)."""
-        logits = self.actor(h).unflatten(-1, self.exists.shape)
-        return logits.masked_fill(~legal, -1e9).log_softmax(-1)  # not -inf: 0 * inf is NaN
-
-    def logprob_entropy(self, h: Tensor, legal: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """h (..., F), legal (..., K, A), actions (..., K) -> log-probability, entropy (...)."""
+    def policy(self, h: Tensor) -> Distribution:
+        """h (..., F) -> the distribution of actions: (...) if discrete, else (..., K)."""
+        out = self.actor(h)
         if self.box:
-            normal = Normal(self.actor(h), self.log_std.exp(), validate_args=False)
-            return normal.log_prob(actions).sum(-1), normal.entropy().sum(-1)
-        logp = self.log_probs(h, legal)
-        return log_prob(logp, actions), -(logp.exp() * logp).sum((-2, -1))
+            return Independent(Normal(out, self.log_std.exp(), validate_args=False), 1)
+        return Categorical(logits=out, validate_args=False)
 
-    def act(self, h: Tensor, legal: Tensor, deterministic: bool = False) -> Tensor:
-        """h (N, F), legal (N, K, A) -> actions (N, K), not clipped, sampled or the likeliest."""
+    def act(self, h: Tensor) -> Tensor:
+        """h (N, F) -> sampled actions, (N,) or (N, K), not clipped yet: as policy(h).sample(), but
+        faster, and with noise from the CPU's generator, whose state agent.pt holds."""
+        out = self.actor(h)
         if self.box:
-            noise = 0 if deterministic else torch.randn(len(h), len(self.exists)).to(h.device)
-            return self.actor(h) + noise * self.log_std.exp()
-        logp = self.log_probs(h, legal)
-        return logp.argmax(-1) if deterministic else sample(logp)
+            return out + torch.randn(out.shape).to(out.device) * self.log_std.exp()
+        return sample(out.log_softmax(-1))
 
-    def step(self, obs: Tensor, state: Tensor):
-        """obs (N, n), state -> h (N, F) for the actor, value (N,), or NaN without memory, state."""
+    def step(self, obs: Tensor, lstm_state: Tensor):
+        """obs (N, n) -> h (N, F) for the policy, critic_x (N, ...) for `value`, the next state."""
         x = self.normalize(obs)
         h = self.encoder(x)
         if self.args.memory == "none":
-            return h, np.nan, state  # `train` computes all values in one call
-        policy_state = self.lstm.step(h, state[:2])
-        critic_state = self.critic_lstm.step(self.critic_encoder(x), state[2:])
-        next_state = torch.cat([policy_state, critic_state])
+            return h, x, lstm_state
+        actor_state, critic_state = lstm_state.chunk(2)
+        h, actor_state = self.lstm.step(h, actor_state)
+        critic_h, critic_state = self.critic_lstm.step(self.critic_encoder(x), critic_state)
+        lstm_state = torch.cat([actor_state, critic_state])
         if self.args.ablate_memory:
-            next_state = torch.zeros_like(next_state)
-        return policy_state[0], self.critic(critic_state[0]).squeeze(-1), next_state
+            lstm_state = torch.zeros_like(lstm_state)
+        return h, critic_h, lstm_state
 
-    def evaluate_actions(self, obs, legal, state, final, actions):
-        """Sequences: obs (L, B, n), legal (L, B, K, A), the state before them (4, B, H), final
-        (L, B), actions (L, B, K) -> logprob, entropy, value (M,) of the steps that count."""
+    def value(self, critic_x: Tensor) -> Tensor:
+        """What the rest of the critic makes of its LSTM's output, or else of the observation."""
+        if self.args.memory == "none":
+            critic_x = self.critic_encoder(critic_x)
+        return self.critic(critic_x).squeeze(-1)
+
+    def evaluate_actions(self, obs, lstm_state, final, actions):
+        """Sequences: obs (L, B, n), the state before them (4, B, H), final (L, B), actions
+        (L, B) or (L, B, K) -> logprob, entropy, value (M,) of the steps that count."""
         x = self.normalize(obs)
         h = self.encoder(x)
-        critic_h = self.critic_encoder(x)
+        critic_x = x
         if self.args.memory == "lstm":
-            h = self.lstm(h, state[:2], final)
-            critic_h = self.critic_lstm(critic_h, state[2:], final)
-        value = self.critic(critic_h).squeeze(-1)
-        logprob, entropy = self.logprob_entropy(h, legal, actions)
+            actor_state, critic_state = lstm_state.chunk(2)
+            h = self.lstm(h, actor_state, final)
+            critic_x = self.critic_lstm(self.critic_encoder(x), critic_state, final)
+        policy = self.policy(h)
+        value = self.value(critic_x)
         valid = ~final
-        return logprob[valid], entropy[valid], value[valid]
+        return policy.log_prob(actions)[valid], policy.entropy()[valid], value[valid]
 
     @torch.inference_mode()
-    def predict(self, obs, info=None, state=None, final=None, deterministic: bool = True):
-        """obs (N, n) and info of N environments, state (None at first), final (N,): which obs are
-        an episode's last -> actions for the environments; state, zero after final steps."""
-        obs, state, final = check_inputs(self, obs, state, final)
-        legal = legal_choices(self.exists, info or {}, final)
-        tensor = partial(torch.as_tensor, device=state.device)
-        h, _, state = self.step(tensor(obs), state)
-        actions = self.act(h, tensor(legal), deterministic)
-        state = state.where(tensor(~final)[:, None], 0.0)
-        return to_env(actions, self.action_space), state
+    def predict(self, obs, lstm_state=None, final=None, deterministic: bool = True):
+        """obs (N, n) of N environments, lstm_state (None at first), final (N,): which obs are an
+        episode's last -> actions for the environments; the next state, zero after final steps."""
+        obs = torch.as_tensor(obs, dtype=torch.float32, device=self.actor.weight.device)
+        lstm_state = self.initial_state(len(obs)) if lstm_state is None else lstm_state
+        h, _, lstm_state = self.step(obs, lstm_state)
+        actions = self.policy(h).mode if deterministic else self.act(h)
+        if final is not None:
+            lstm_state = reset_state(lstm_state, final)
+        return to_env(actions, self.action_space), lstm_state
 
 
-def sample(logp: Tensor) -> Tensor:
-    """Log-probabilities (..., K, A) -> choices (..., K). If E_a ~ Exp(1), p_a / E_a is the largest
-    with probability p_a: Categorical.sample without its overhead."""
-    noise = torch.empty(logp.shape).exponential_().to(logp.device)
-    return (logp.exp() / noise).argmax(-1)
-
-
-def log_prob(logp: Tensor, actions: Tensor) -> Tensor:
-    """Log-probabilities (..., K, A), actions (..., K) -> the sum over independent components."""
-    return logp.gather(-1, actions.unsqueeze(-1)).squeeze(-1).sum(-1)
-
-
-def num_choices(space):
-    """How many choices each of the K components of an action has; a real number has 1."""
-    if isinstance(space, spaces.Discrete):
-        return np.array([space.n])
-    if isinstance(space, spaces.MultiDiscrete):
-        return space.nvec.ravel()
-    if isinstance(space, spaces.MultiBinary):
-        return np.full(spaces.flatdim(space), 2)
-    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
-        warn_of_bounds(space)
-        return np.ones(spaces.flatdim(space), int)
-    raise ArgumentError(f"--env-id: actions of {space}: use MultiDiscrete, or a Box of floats")
-
-
-def legal_choices(exists, info: dict, final):
-    """The choices (N, K, A) that exist and that info's "action_mask" allows, where one was sent:
-    1 or 0 for each choice of each component. Final steps need no legal choice."""
-    legal = exists[None].repeat(len(final), axis=0)
-    if "action_mask" in info and exists.shape[1] > 1:  # A > 1: choices
-        sent = info.get("_action_mask", np.ones(len(final), bool))  # (N,): who sent a mask
-        for i in np.flatnonzero(sent & ~final):
-            mask = np.hstack(info["action_mask"][i])
-            check_shapes(legal[i, exists].shape, action_mask=mask)
-            legal[i, exists] = mask
-        if not legal.any(-1).all():
-            raise ValueError(f"an action_mask leaves no choice: {info['action_mask']}")
-    return legal
-
-
-def to_env(actions: Tensor, space) -> np.ndarray:
-    """Actions (N, K), choices counted from 0 -> as the environments take them, within bounds."""
-    array = actions.cpu().numpy().reshape(-1, *space.shape)
-    if isinstance(space, spaces.Box):
-        return finite("actions", array.clip(space.low, space.high)).astype(space.dtype)
-    return array.astype(space.dtype) + getattr(space, "start", 0)
+def sample(log_pi: Tensor) -> Tensor:
+    """Log-probabilities (..., A) -> actions (...), by an exponential race: if E_a ~ Exp(1),
+    p_a / E_a is the largest with probability p_a. Four times as fast as Categorical.sample."""
+    noise = torch.empty(log_pi.shape).exponential_().to(log_pi.device)
+    return (log_pi.exp() / noise).argmax(-1)
 
 
 class RunningMeanStd(nn.Module):
@@ -328,7 +308,8 @@ class RunningMeanStd(nn.Module):
     def update(self, rows: Tensor) -> None:
         """Adds rows (M, *shape) (Chan et al. 1979, eq. 2.1)."""
         M = len(rows)
-        check_shapes((M, *self.mean.shape), rows=rows)
+        if M == 0:
+            return
         rows = rows.double()
         total = self.count + M
         delta = rows.mean(0) - self.mean
@@ -346,26 +327,35 @@ def compute_gae(rewards, values, terminated, done, gamma: float, lam: float) -> 
         delta_t = r_t + gamma (1 - terminated_t) V_{t+1} - V_t
         A_t = delta_t + gamma lambda (1 - done_t) A_{t+1}
     """
-    check_shapes(rewards.shape, values=values[1:], terminated=terminated, done=done)
     deltas = rewards + gamma * np.where(terminated, 0, values[1:]) - values[:-1]
     advantages = np.zeros_like(deltas)
-    following = np.zeros_like(deltas[0])  # A_{t+1}
+    next_advantage = np.zeros_like(deltas[0])
     for t in reversed(range(len(deltas))):
-        following = deltas[t] + gamma * lam * np.where(done[t], 0, following)
-        advantages[t] = following
+        next_advantage = deltas[t] + gamma * lam * np.where(done[t], 0, next_advantage)
+        advantages[t] = next_advantage
     return advantages
 
 
+def explained_variance(value, return_) -> float:
+    """(M,), (M,) -> the share of the returns' variance that the critic foresaw; 1 is the best."""
+    return float(1 - (return_ - value).var() / (return_.var() + 1e-8))
+
+
 def ppo_loss(logprob, old_logprob, advantage, clip_coef: float):
-    """M steps -> the clipped surrogate (Schulman et al. 2017, eq. 7), negated, and an estimate of
-    the KL divergence from the old policy, E[ratio - 1 - log ratio], which is never negative
-    (Schulman 2020, "Approximating KL divergence")."""
-    check_shapes(logprob.shape, old_logprob=old_logprob, advantage=advantage)
+    """M steps -> the clipped surrogate (Schulman et al. 2017, eq. 7), negated; an estimate of the
+    KL divergence from the old policy, E[ratio - 1 - log ratio], which is never negative (Schulman
+    2020, "Approximating KL divergence"); the fraction of ratios outside the clip range."""
     log_ratio = logprob - old_logprob
     ratio = log_ratio.exp()
     clipped = ratio.clamp(1 - clip_coef, 1 + clip_coef)
     surrogate = torch.min(ratio * advantage, clipped * advantage)
-    return -surrogate.mean(), (ratio - 1 - log_ratio).mean().detach()
+    kl = (ratio - 1 - log_ratio).mean()
+    return -surrogate.mean(), kl, (ratio != clipped).float().mean()
+
+
+def too_far(kl: Tensor, target_kl: float, comm) -> bool:
+    """Have the ranks, on average, moved so far that the update must end? All get one answer."""
+    return target_kl < np.inf and bool(average(kl.clone(), comm) > 1.5 * target_kl)
 
 
 def to_sequences(x: Tensor, L: int) -> Tensor:
@@ -380,71 +370,77 @@ def minibatches(S: int, args: Args):
         yield from torch.randperm(S).view(args.num_minibatches, -1)
 
 
-def average(x: Tensor, comm) -> None:
+def count_steps(valid, comm) -> int:
+    return comm.allreduce(int(valid.sum()))
+
+
+def average(x: Tensor, comm) -> Tensor:
     """In place: x becomes its mean over the ranks, the same on each rank, bit for bit."""
     comm.Allreduce(x.numpy().copy(), x.numpy())
     x /= comm.size
+    return x
 
 
 def train(args: Args) -> Agent:
     """Play T steps in N environments, estimate advantages, improve the agent; repeat."""
     check_args(args)
+    T, N = args.num_steps, args.num_envs
+    no_state = args.memory == "none" or args.ablate_memory
+    L = 1 if no_state else args.seq_len or T
+    check_sequences(args, L)
     torch.set_num_threads(args.torch_threads or torch.get_num_threads())
     comm = world()
-    seed = args.seed + 10_000 * comm.rank  # each rank draws other numbers
-    seed_everything(seed)
-    T, N = args.num_steps, args.num_envs
-    L = args.seq_len or T
+    seed_everything(env_seed(args.seed, 0, comm.rank))  # each rank draws other numbers
     envs = make_envs(args, N)
     agent = Agent(envs, args)
     optimizer = torch.optim.Adam(agent.parameters(), eps=1e-5, fused=True)  # lr is set below
-    run = Run(args, envs, agent, optimizer)
+    run = Run(args, envs, agent, optimizer)  # with --resume it loads all that the run had saved
     sizes = [p.numel() for p in agent.parameters()]
     gradient = torch.zeros(sum(sizes))  # of all parameters: one message averages it
     for p, piece in zip(agent.parameters(), gradient.split(sizes)):
-        p.grad = piece.view_as(p)
+        p.grad = piece.view_as(p)  # a view: backward writes into `gradient`
         comm.Bcast(p.detach().numpy())  # all ranks begin with the weights of rank 0
     tensor = torch.as_tensor
     # NumPy holds what environments return, torch what the agent computes.
     obs = np.zeros((T + 1, N, spaces.flatdim(envs.single_observation_space)), np.float32)
-    legal = np.zeros((T + 1, N, *agent.exists.shape), bool)
     final = np.zeros((T + 1, N), bool)  # obs[t] is the last of its episode
     rewards = np.zeros((T, N), np.float32)
     terminated = np.zeros((T, N), bool)
     truncated = np.zeros((T, N), bool)
-    h = torch.zeros(T, N, agent.actor.in_features)  # what the policy's last layer reads
-    values = torch.zeros(T + 1, N)
-    states = torch.zeros(T // L, *agent.initial_state(N).shape)
+    lstm_states = torch.zeros(T // L, *agent.initial_state(N).shape)
 
-    obs[0], info = envs.reset(seed=seed + run.step)  # a resumed run begins other episodes
-    legal[0] = legal_choices(agent.exists, info, final[0])
-    state = agent.initial_state(N)
+    # A resumed run plays other episodes, and each rank its own.
+    obs[0], info = envs.reset(seed=env_seed(args.seed, run.step, comm.rank))
+    check("action_mask" not in info, "action masks need the recipe action_masks")
+    lstm_state = agent.initial_state(N)
     while run.step < args.total_timesteps:
         # Rollout
-        actions = []
-        with torch.inference_mode():
-            for t in range(T):
-                if t % L == 0:  # where replay will begin a sequence
-                    states[t // L] = state
-                h[t], values[t], state = agent.step(tensor(obs[t]), state)
-                actions.append(agent.act(h[t], tensor(legal[t])))  # not clipped
-                if final[t].any():  # the next episode begins with an empty memory
-                    state = state.where(tensor(~final[t])[:, None], 0.0)
-                action = to_env(actions[t], agent.action_space)
-                obs[t + 1], rewards[t], terminated[t], truncated[t], info = envs.step(action)
-                final[t + 1] = terminated[t] | truncated[t]
-                legal[t + 1] = legal_choices(agent.exists, info, final[t + 1])
-            # State stays as it is: the next rollout begins with this step.
-            _, values[T], _ = agent.step(tensor(obs[T]), state)
-            if args.memory == "none":  # in one call
-                critic_h = agent.critic_encoder(agent.normalize(tensor(obs)))  # (T + 1, N, F)
-                values = agent.critic(critic_h).squeeze(-1)
-            taken = torch.stack(actions)  # (T, N, K)
-            logprobs, _ = agent.logprob_entropy(h, tensor(legal[:T]), taken)
+        action_list, hs, critic_xs = [], [], []
+        for t in range(T):
+            if t % L == 0:  # where replay will begin a sequence
+                lstm_states[t // L] = lstm_state
+            with torch.inference_mode():
+                h, critic_x, lstm_state = agent.step(tensor(obs[t]), lstm_state)
+                hs.append(h)
+                critic_xs.append(critic_x)
+                action_list.append(agent.act(h))  # not clipped
+                lstm_state = reset_state(lstm_state, final[t])  # the next episode begins empty
+            action = to_env(action_list[t], agent.action_space)
+            obs[t + 1], rewards[t], terminated[t], truncated[t], _ = envs.step(action)
+            final[t + 1] = terminated[t] | truncated[t]
+        with torch.inference_mode():  # lstm_state stays: the next rollout begins with this step
+            _, critic_x, _ = agent.step(tensor(obs[T]), lstm_state)
+            critic_xs.append(critic_x)
+            values = agent.value(torch.stack(critic_xs))  # (T + 1, N)
+            actions = torch.stack(action_list)  # (T, N) or (T, N, K)
+            old_logprobs = agent.policy(torch.stack(hs)).log_prob(actions)
+        check_finite("obs", obs)
+        check_finite("rewards", rewards)
 
         # Advantages, normalised over the rank's own rollout
         valid = ~final[:T]  # the steps that count
         done = terminated | truncated
+        rewards[~valid] = 0.0
         v = values.numpy(force=True)
         advantages = compute_gae(rewards, v, terminated, done, args.gamma, args.gae_lambda)
         returns = advantages + v[:T]
@@ -452,51 +448,49 @@ def train(args: Args) -> Agent:
             advantages = (advantages - advantages[valid].mean()) / (advantages[valid].std() + 1e-8)
 
         # Update, in minibatches of whole sequences
-        remaining = 1 - run.step / args.total_timesteps if args.schedule == "linear" else 1
+        remaining = 1 - run.step / args.total_timesteps if args.anneal_lr else 1
         optimizer.param_groups[0]["lr"] = remaining * args.learning_rate
         s_obs = to_sequences(tensor(obs[:T]), L)  # (L, S, n), and so on
-        s_legal = to_sequences(tensor(legal[:T]), L)
         s_final = to_sequences(tensor(final[:T]), L)
-        s_actions = to_sequences(taken, L)
-        s_logprob = to_sequences(logprobs, L)  # of the policy that acted
+        s_actions = to_sequences(actions, L)
+        s_logprob = to_sequences(old_logprobs, L)  # of the policy that acted
         s_advantage = to_sequences(tensor(advantages), L)
         s_return = to_sequences(tensor(returns), L)
-        s_state = states.transpose(0, 1).flatten(1, 2)  # (4, S, H), before each sequence
-        losses = []
-        for batch in minibatches(s_state.shape[1], args):
+        s_state = lstm_states.transpose(0, 1).flatten(1, 2)  # (4, S, H), before each sequence
+        metrics = []
+        for batch in minibatches(s_final.shape[1], args):
             batch_valid = ~s_final[:, batch]  # (L, B): the M steps that count
-            logprob, entropy, value = agent.evaluate_actions(
-                s_obs[:, batch], s_legal[:, batch], s_state[:, batch], s_final[:, batch],
-                s_actions[:, batch],
-            )  # fmt: skip
+            logprob, batch_entropy, value = agent.evaluate_actions(
+                s_obs[:, batch], s_state[:, batch], s_final[:, batch], s_actions[:, batch]
+            )
             old_logprob = s_logprob[:, batch][batch_valid]  # (M,), and so on
             advantage = s_advantage[:, batch][batch_valid]
             return_ = s_return[:, batch][batch_valid]
 
-            policy_loss, kl = ppo_loss(logprob, old_logprob, advantage, remaining * args.clip_coef)
+            clip_coef = remaining * args.clip_coef
+            policy_loss, kl, clipfrac = ppo_loss(logprob, old_logprob, advantage, clip_coef)
             value_loss = 0.5 * (value - return_).square().mean()
-            entropy = entropy.mean()
-            means = torch.stack([policy_loss, value_loss, entropy, kl]).detach()
-            if not batch_valid.any():  # this rank adds losses and gradients of 0, not NaN
-                means.zero_()
-            average(means, comm)
-            losses.append(means)
-            if means[LOSSES.index("approx_kl")] > 1.5 * args.target_kl:  # on every rank
-                break
-            loss = policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy
+            mean_entropy = batch_entropy.mean()
+            loss = policy_loss + args.vf_coef * value_loss - args.ent_coef * mean_entropy
             gradient.zero_()
             loss.backward()
             average(gradient, comm)
+            row = [policy_loss, value_loss, mean_entropy, kl, clipfrac, gradient.norm()]
+            if not batch_valid.any():  # the means of no step are NaN, and their gradient is 0
+                row = [torch.zeros(())] * len(METRICS)
+            metrics.append(torch.stack(row).detach())  # as in METRICS
+            kl = metrics[-1][METRICS.index("approx_kl")]
+            if too_far(kl, args.target_kl, comm):  # ends the whole update, before this step
+                break
             optimizer.step()
 
-        steps = comm.allreduce(int(valid.sum()))
-        if args.norm_obs and steps > 0:  # not earlier: the policy acted with the old statistics
+        if args.norm_obs:  # not earlier: the policy acted with the old statistics
             rows = np.concatenate(comm.allgather(obs[:T][valid]))  # of all ranks, in their order
             agent.obs_stats.update(tensor(rows))
-        run.log(steps, losses)
+        run.step += count_steps(valid, comm)
+        run.log(metrics, explained_variance(v[:T][valid], returns[valid]))
         # The next rollout begins where this one ended.
         obs[0] = obs[T]
-        legal[0] = legal[T]
         final[0] = final[T]
 
     if comm.rank == 0:
@@ -505,9 +499,9 @@ def train(args: Args) -> Agent:
     return agent
 
 
-# --- The lesson ends here. Below: environments, files, command line; one text in all scripts ---
+# --- The lesson ends here. Below: environments, files, command line ---
 class ArgumentError(ValueError):
-    """A flag, a file or an environment that cannot be used."""
+    """A flag, a file or an environment that the user can mend: main prints one line."""
 
 
 def check(condition, message: str) -> None:
@@ -515,67 +509,32 @@ def check(condition, message: str) -> None:
         raise ArgumentError(message)
 
 
-def check_shapes(shape: tuple[int, ...], **arrays) -> None:
-    """ValueError for the first array of another shape, which might broadcast silently."""
-    for name, array in arrays.items():
-        found = tuple(getattr(array, "shape", [type(array).__name__]))
-        if found != tuple(shape):
-            raise ValueError(f"{name} is {found}, and must have the shape {tuple(shape)}")
-
-
-def check_inputs(agent: Agent, obs, state, final):
-    """The inputs of predict, completed; ValueError for other shapes."""
-    if getattr(obs, "shape", ())[1:] != agent.obs_stats.mean.shape:
-        raise ValueError(f"obs must be (N, {len(agent.obs_stats.mean)}): take obs[None] for one"
-                         " environment, and gymnasium.spaces.flatten for a Dict")  # fmt: skip
-    state = agent.initial_state(len(obs)) if state is None else state
-    final = np.zeros(len(obs), bool) if final is None else np.asarray(final, bool)
-    check_shapes(agent.initial_state(len(obs)).shape, state=state)
-    check_shapes(obs.shape[:1], final=final)
-    return np.float32(obs), state, final
-
-
 def check_args(args: Args) -> None:
-    """Raises ArgumentError for the first flag that cannot work. Without memory L is 1."""
-    check_flags(args)
-    check(args.memory in ("none", "lstm"), f"--memory {args.memory}: must be none or lstm")
-    check(args.schedule in ("linear", "constant"), "--schedule: must be linear or constant")
-    args.seq_len = 1 if args.memory == "none" or args.ablate_memory else args.seq_len
-    L = args.seq_len or args.num_steps
-    check(args.num_steps % L == 0, f"--seq-len {L}: must divide --num-steps {args.num_steps}")
+    """ArgumentError for the first number that can't work."""
+    for name, value in vars(args).items():
+        flag = f"--{name.replace('_', '-')} {value!r}"
+        if isinstance(getattr(Args, name), (int, float)):  # YAML makes a string of 1e-3
+            check(not isinstance(value, str), f"{flag}: is a string, and must be a number")
+        if name.startswith("num_") or name.endswith(("_size", "_epochs", "_timesteps")):
+            check(value > 0, f"{flag}: must be positive")
+        if name.endswith(("_rate", "_coef", "_norm", "_kl", "gamma", "lambda", "seed")):
+            check(value >= 0, f"{flag}: must not be negative, nor NaN")
+    check(max(args.gamma, args.gae_lambda) <= 1, "--gamma, --gae-lambda: must not be above 1")
+
+
+def check_sequences(args: Args, L: int) -> None:
+    """ArgumentError unless sequences of L steps fill the minibatches."""
     S = args.num_envs * args.num_steps // L
+    check(args.num_steps % L == 0, f"--seq-len {L}: must divide --num-steps {args.num_steps}")
     check(S % args.num_minibatches == 0, f"--num-minibatches: must divide the {S} sequences")
+    single = S * L == args.num_minibatches  # whose advantage, minus the mean, is 0
+    check(not single, "--num-minibatches: minibatches of one step can't move the policy")
 
 
-def warn_of_bounds(space) -> None:
-    """Warns of a Box of actions that is far from [-1, 1], where a new policy samples."""
-    bounds = np.array([space.low, space.high], float)
-    size = np.abs(bounds)
-    far = (size > 10) & (size < 1e30)  # a larger bound is none
-    narrow = bounds[1] - bounds[0] < 0.1
-    if far.any() or narrow.any():
-        warnings.warn(f"actions of {space}: far from [-1, 1]; use gymnasium.wrappers.RescaleAction")
-
-
-def check_flags(args: Args) -> None:
-    """Raises ArgumentError for the first flag of a wrong type or range. Makes 3e5 an int."""
-    ranges = {
-        "seed": (0, 1e9), "eval_episodes": (0, 1e9), "torch_threads": (0, 999), "seq_len": (0, 1e9),
-        "gamma": (0, 1), "gae_lambda": (0, 1), "log_std_init": (-20, 20), "sticky_actions": (0, 1),
-    }  # fmt: skip
-    for field in fields(args):
-        value, default = getattr(args, field.name), getattr(Args, field.name)
-        flag = f"--{field.name.replace('_', '-')} {value!r}"
-        if field.type in (int, float):
-            usual = min(default, 1 if field.type is int else 0), max(default, 10**12)
-            low, high = ranges.get(field.name, usual)
-            fits = isinstance(value, (int, float, np.number)) and low <= value <= high
-            check(fits and field.type(value) == value, f"{flag}: must be from {low:g} to {high:g}")
-            setattr(args, field.name, field.type(value))
-        elif value is not None or default is not None:
-            kind = (bool, np.bool_) if field.type is bool else (str, Path)
-            check(isinstance(value, kind) and value != "", f"{flag}: must be a {kind[0].__name__}")
-            setattr(args, field.name, kind[0](value))
+def check_finite(name: str, x: np.ndarray) -> None:
+    """FloatingPointError, with the place of the first, for numbers that are NaN or infinite."""
+    for place in np.argwhere(~np.isfinite(x))[:1]:
+        raise FloatingPointError(f"{name}{place.tolist()} is {x[tuple(place)]}")
 
 
 def seed_everything(seed: int) -> None:
@@ -584,13 +543,37 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
 
 
-def finite(name: str, x):
-    """Returns x. FloatingPointError, with the place, for a number that is not finite in float32."""
-    if not np.abs(x).max() < 2**24:  # true for NaN, too
-        if bad := np.argwhere(~(np.abs(x) <= np.finfo(np.float32).max)).tolist():
-            raise FloatingPointError(f"{name}{bad[0]} is {x[tuple(bad[0])]}")
-        warnings.warn(f"{name} above 2**24 lose digits in float32: scale them")
-    return x
+EVALUATION = 2**40  # in a step's place: no run has so many steps
+
+
+def env_seed(*key: int) -> int:
+    """The seed of environments. Different keys, (seed, step), share no episode: plain sums would,
+    since Gymnasium gives environment i the seed + i."""
+    return int(np.random.SeedSequence(key).generate_state(1)[0] % 2**30)
+
+
+def check_actions(space) -> None:
+    """ArgumentError, which says what to use instead, for actions that this script doesn't have."""
+    real = isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating)
+    known = real or isinstance(space, spaces.Discrete)
+    check(known, f"--env-id: actions of {space}: use the recipe multi_discrete")
+
+
+def to_env(actions: Tensor, space) -> np.ndarray:
+    """Actions (N,), counted from 0, or (N, K), clipped to the bounds -> as the environments take
+    them."""
+    array = actions.numpy(force=True)
+    if isinstance(space, spaces.Box):
+        return array.reshape(-1, *space.shape).clip(space.low, space.high).astype(space.dtype)
+    return array + space.start
+
+
+class Plain(gym.vector.VectorWrapper):
+    """Some vector environments return flags as numbers, or the same info at each step."""
+
+    def step(self, actions):
+        obs, rewards, terminated, truncated, info = self.env.step(actions)
+        return obs, rewards, np.bool_(terminated), np.bool_(truncated), dict(info)
 
 
 def world():
@@ -602,103 +585,102 @@ def world():
     return MPI.COMM_WORLD
 
 
+# What --mask-velocity hides of an observation
+VELOCITIES = {"CartPole": [1, 3], "MountainCar": [1], "Pendulum": [2], "LunarLander": [2, 3, 5]}
+
+
 def make_envs(args: Args, num_envs: int, render_mode: str | None = None):
     """num_envs environments as one, whose observations are vectors (num_envs, n)."""
     mode = "async" if args.async_envs else None  # None: make_vec chooses
-    options: dict = {"render_mode": render_mode} if render_mode else {}
-    mode = "sync" if render_mode or num_envs == 1 else mode  # for one it is the fastest
+    mode = "sync" if render_mode or num_envs == 1 else mode  # the fastest for one
     try:
+        options = json.loads(args.env_kwargs)
+        if render_mode:
+            options["render_mode"] = render_mode
         envs = gym.make_vec(args.env_id, num_envs, mode, **options)
-    except Exception as error:
-        last = traceback.extract_tb(error.__traceback__)[-1].filename
-        if not (gym.__path__[0] in last or "importlib" in last or isinstance(error, ImportError)):
-            raise  # an error in the environment itself
-        hint = 'yours: my_module:MyEnv-v0; packages: pip install ".[atari,box2d,minigrid,mujoco]"'
-        raise ArgumentError(f"--env-id {args.env_id}: {error} ({hint})") from error
+    except (gym.error.Error, ImportError, json.JSONDecodeError) as error:
+        flags = f"--env-id {args.env_id} --env-kwargs {args.env_kwargs}"
+        raise ArgumentError(f"{flags}: {error}") from error
     next_step = envs.metadata.get("autoreset_mode") == gym.vector.AutoresetMode.NEXT_STEP
-    check(next_step, f"--env-id {args.env_id}: autoreset is not in NEXT_STEP mode")
-    space = envs.single_observation_space
-    try:
-        n = spaces.flatdim(space)
-    except (NotImplementedError, ValueError) as error:
-        raise ArgumentError(f"--env-id {args.env_id}: {space} has no fixed size") from error
+    check(next_step, f"--env-id {args.env_id}: its autoreset mode is not NEXT_STEP")
+    check(envs.num_envs == num_envs, f"--env-id {args.env_id}: makes {envs.num_envs} environments")
+    n = spaces.flatdim(envs.single_observation_space)
     if args.mask_velocity:
         name = args.env_id.split("-")[0].removesuffix("Continuous")
-        check(name in VELOCITIES, f"--mask-velocity: {name} is not one of {', '.join(VELOCITIES)}")
+        check(name in VELOCITIES, f"--mask-velocity: {name} is not one of {[*VELOCITIES]}")
         hidden = np.isin(np.arange(n), VELOCITIES[name])
         envs = wrappers.TransformObservation(envs, lambda obs: np.where(hidden, 0, obs))
-    if space.shape != (n,):
+    if envs.single_observation_space.shape != (n,):
         envs = wrappers.FlattenObservation(envs)
-    envs = wrappers.TransformObservation(envs, partial(finite, "obs"))
-    envs = wrappers.TransformReward(envs, partial(finite, "rewards"))
-    return wrappers.RecordEpisodeStatistics(envs, stats_key="run_statistics")
+    return wrappers.RecordEpisodeStatistics(Plain(envs), stats_key="run_statistics")
+
+
+def check_synced(agent: Agent, comm) -> None:
+    """RuntimeError unless this rank's weights are those of rank 0 (MpiAdam's check_synced)."""
+    numbers = b"".join(x.numpy().tobytes() for x in agent.state_dict().values())
+    if numbers != comm.bcast(numbers):
+        raise RuntimeError(f"the weights of rank {comm.rank} are not those of rank 0")
 
 
 class Run:
     """A run's progress, log and agent.pt, saved at the start, every minute and at the end."""
 
     latest: Path | None = None  # the directory of the run to continue
-    versions = (f"Python {sys.version.split()[0]}, torch {torch.__version__},"
-                f" gymnasium {gym.__version__}, numpy {np.__version__}")  # fmt: skip
 
     def __init__(self, args: Args, envs, agent: Agent, optimizer):
         self.args, self.comm = args, world()
         self.agent = agent
         self.optimizer = optimizer
         self.returns, self.lengths = envs.return_queue, envs.length_queue  # of the last 100
-        self.step, seconds = 0, 0.0
-        inner = envs.unwrapped
-        first = inner.envs[0] if isinstance(inner, gym.vector.SyncVectorEnv) else gym.Env()
-        space = inner.single_observation_space
-        if "uint8" in str(space) and spaces.flatdim(space) > 1000:
-            warnings.warn("pixels become a long vector; docs/recipes/images.py has a CNN for them")
-        if "action_mask" in str(space) or first.has_wrapper_attr("action_masks"):
-            warnings.warn('action masks are read from info["action_mask"] only')
+        self.step, self.iterations = 0, 0
+        self.wandb_id = None
         name = args.run_name or f"{args.env_id}__{SCRIPT}__{args.seed}__{time.time():.6f}"
         name = name.replace("/", "-").replace(":", "-")
         self.dir = self.comm.bcast(Path(args.resume or Path(args.runs_dir, name)).resolve())
+        exists = (self.dir / "agent.pt").exists()
+        check(args.resume or not exists, f"--run-name: {self.dir} exists; --resume continues it")
         if args.resume:
-            saved = load(self.dir, agent)
-            optimizer.load_state_dict(saved["optimizer"])
-            self.step, seconds = saved["step"], saved["seconds"]
-            seed_everything(args.seed + 10_000 * self.comm.rank + self.step)
-            if len(saved["rng"]) == self.comm.size:  # else it continues, not bit for bit
-                torch.set_rng_state(saved["rng"][self.comm.rank])
-            if self.comm.rank == 0:
-                self.returns.extend(saved["returns"])
-                self.lengths.extend(saved["lengths"])
-        self.began = time.time() - seconds
-        self.logged = time.time()
-        self.timed: list[tuple[int, float]] = []  # steps, seconds of iterations; the first is slow
+            self.restore(load(self.dir, agent))
+        self.began, self.first_step = time.perf_counter(), self.step
         self.rng = self.comm.gather(torch.get_rng_state())
         Run.latest = self.dir
         if self.comm.rank > 0:  # rank 0 writes
             return
-        try:
-            if args.track and (args.resume or not self.dir.exists()):  # else mkdir below refuses
-                import wandb  # before SummaryWriter, which it patches
+        if args.track:
+            import wandb  # before SummaryWriter, which it patches
 
-                wandb.init(id=self.dir.name, name=self.dir.name, config=vars(args), resume="allow",
-                           reinit="finish_previous", sync_tensorboard=True)  # fmt: skip
-            self.dir.mkdir(parents=True, exist_ok=bool(args.resume))
-            self.writer = SummaryWriter(str(self.dir), purge_step=self.step + 1)
-        except Exception as error:
-            hint = "--resume continues a run" if isinstance(error, OSError) else "for --track"
-            raise ArgumentError(f"{error} ({hint})") from error
+            tracked = wandb.init(
+                id=self.wandb_id, name=self.dir.name, config=vars(args), resume="allow",
+                reinit="finish_previous", sync_tensorboard=True,
+            )  # fmt: skip
+            self.wandb_id = tracked.id
+        self.dir.mkdir(parents=True, exist_ok=True)
+        self.writer = SummaryWriter(str(self.dir), purge_step=self.step + 1)
         self.save()
         self.bar = tqdm(total=args.total_timesteps, initial=self.step, unit="step")
 
-    def log(self, steps: int, losses: list[Tensor]) -> None:
-        """Ends an iteration of that many steps; losses has the LOSSES of each minibatch."""
-        numbers = b"".join(x.numpy().tobytes() for x in self.agent.state_dict().values())
-        if numbers != self.comm.bcast(numbers):
-            raise RuntimeError(f"the weights of rank {self.comm.rank} are not those of rank 0")
-        means = torch.stack(losses).mean(0).numpy(force=True)
-        finite(f"after step {self.step}, {LOSSES}", means)
-        seconds = time.time() - self.logged
-        self.logged = time.time()
-        self.timed.append((steps, seconds))
-        self.step += steps
+    def restore(self, saved: dict) -> None:
+        """Goes on from what agent.pt held; load has given the agent its weights."""
+        self.optimizer.load_state_dict(saved["optimizer"])
+        self.step = saved["step"]
+        ended = self.step >= self.args.total_timesteps and (self.dir / "result.json").exists()
+        check(not ended, f"--total-timesteps: nothing to do, the run has {self.step} steps")
+        rank = self.comm.rank
+        seed_everything(env_seed(self.args.seed, self.step, rank))
+        if len(saved["rng"]) == self.comm.size:  # else it goes on, but not bit for bit
+            torch.set_rng_state(saved["rng"][rank])
+        self.wandb_id = saved["wandb_id"]
+        if rank == 0:  # which has those of all ranks
+            self.returns.extend(saved["returns"])
+            self.lengths.extend(saved["lengths"])
+
+    def log(self, metrics: list[Tensor], explained_variance: float) -> None:
+        """Ends an iteration. metrics: for each minibatch a row as in METRICS, to be averaged."""
+        if self.iterations % 100 == 0:
+            check_synced(self.agent, self.comm)
+        self.iterations += 1
+        means = average(torch.stack(metrics).mean(0), self.comm).numpy()
+        check_finite(f"after step {self.step}, {METRICS}", means)
         self.rng = self.comm.gather(torch.get_rng_state())
         for queue in (self.returns, self.lengths):
             everyones = self.comm.gather(list(queue))
@@ -707,129 +689,123 @@ class Run:
                 queue.extend(np.concatenate(everyones))
         if self.comm.rank > 0:
             return
-        scalars = {f"losses/{name}": loss for name, loss in zip(LOSSES, means)}
+        scalars = {f"losses/{name}": mean for name, mean in zip(METRICS, means)}
+        scalars["losses/explained_variance"] = explained_variance
         scalars["charts/learning_rate"] = self.optimizer.param_groups[0]["lr"]
-        scalars["charts/SPS"] = steps / seconds
+        scalars["charts/SPS"] = self.speed()
         if self.returns:
             scalars["charts/episodic_return"] = np.mean(self.returns)
             scalars["charts/episodic_length"] = np.mean(self.lengths)
             self.bar.set_postfix({"return": np.mean(self.returns)}, refresh=False)
         for name, scalar in scalars.items():
             self.writer.add_scalar(name, scalar, self.step)
-        self.bar.update(min(steps, self.bar.total - self.bar.n))
-        if self.logged - self.saved > 60:
+        self.bar.update(min(self.step, self.bar.total) - self.bar.n)
+        if time.perf_counter() - self.saved > 60:
             self.save()
+
+    def speed(self) -> float:
+        """Environment steps a second."""
+        return (self.step - self.first_step) / (time.perf_counter() - self.began)
+
+    def contents(self) -> dict:
+        """What agent.pt holds. The flags that belong to one command are not the run's."""
+        args = replace(self.args, resume=None, play=None, render="human")
+        return {
+            "script": SCRIPT, "version": VERSION, "file": str(Path(__file__).resolve()),
+            "args": asdict(args), "agent": self.agent.state_dict(),
+            "optimizer": self.optimizer.state_dict(), "rng": self.rng,
+            "step": self.step, "wandb_id": self.wandb_id,
+            "returns": [float(x) for x in self.returns], "lengths": [int(x) for x in self.lengths],
+        }  # fmt: skip
 
     def save(self) -> None:
         """Writes agent.pt: a crash leaves the old one or the new one."""
         self.writer.flush()
-        contents = {
-            "script": SCRIPT, "args": asdict(self.args), "agent": self.agent.state_dict(),
-            "optimizer": self.optimizer.state_dict(), "rng": self.rng,
-            "step": self.step, "seconds": time.time() - self.began, "versions": self.versions,
-            "returns": [float(x) for x in self.returns], "lengths": [int(x) for x in self.lengths],
-        }  # fmt: skip
-        with open(self.dir / "agent.tmp", "wb") as file:
-            torch.save(contents, file)
-            file.flush()
-            os.fsync(file.fileno())
+        torch.save(self.contents(), self.dir / "agent.tmp")
         os.replace(self.dir / "agent.tmp", self.dir / "agent.pt")
-        self.saved = time.time()
+        self.saved = time.perf_counter()
 
     def finish(self) -> None:
-        """Saves the agent, and evaluates it."""
+        """Saves the agent, evaluates it, and writes result.json."""
         self.save()
         self.bar.close()
-        self.writer.close()
-        timed = self.timed[1:] or [(self.step, self.logged - self.began)]  # or the only one
-        sps = sum(steps for steps, _ in timed) / sum(time for _, time in timed)
-        evaluation = []
+        sps = self.speed()
+        returns = [float(x) for x in self.returns]
         if self.args.eval_episodes > 0:
             envs = make_envs(self.args, self.args.eval_episodes)
-            evaluation = evaluate(self.agent, envs, self.args.seed, self.args.deterministic)
+            seed = env_seed(self.args.seed, EVALUATION)
+            returns = evaluate(self.agent, envs, seed, self.args.deterministic)
+            self.writer.add_scalar("charts/evaluation", np.mean(returns), self.step)
+        self.writer.close()
         result = {
-            "global_step": self.step, "seconds": self.logged - self.began, "sps": sps,
-            "returns": [float(x) for x in self.returns], "evaluation": evaluation,
+            "args": asdict(self.args), "global_step": self.step, "sps": sps, "returns": returns,
         }  # fmt: skip
         (self.dir / "result.json").write_text(json.dumps(result))
-        score = np.mean(evaluation or self.returns or [np.nan])
-        try:
-            print(f"{self.dir}: return {score:.5g}, {sps:.0f} steps a second", flush=True)
-        except (OSError, ValueError):  # a closed pipe, a full disk, another encoding
-            sys.stdout = open(os.devnull, "w")
+        print(f"{self.dir}: return {np.mean(returns or np.nan):.5g}, {sps:.0f} steps a second")
 
 
 def load(run_dir, agent: Agent | None = None) -> dict:
     """Reads a run's agent.pt, running no code in it, and gives its weights to the agent."""
-    file = Path(run_dir, "agent.pt")
-    check(os.path.isfile(file), f"{run_dir} is not the directory of a run: it has no agent.pt")
     try:
-        with zipfile.ZipFile(file) as opened:
-            check(opened.testzip() is None, "it is damaged")
-        saved = torch.load(file, map_location="cpu", weights_only=True)
+        saved = torch.load(Path(run_dir, "agent.pt"), map_location="cpu", weights_only=True)
         check(saved["script"] == SCRIPT, f"{saved['script']} wrote it, not {SCRIPT}")
-        check_flags(Args(**saved["args"]))
         if agent is not None:
             agent.load_state_dict(saved["agent"])
     except Exception as error:  # a damaged file can raise anything
-        raise ArgumentError(f"{file} cannot be used: {error!r:.150}") from error
-    if saved["versions"] != Run.versions:
-        warnings.warn(f"{file} was written by {saved['versions']}, and read by {Run.versions}")
+        why = " ".join(str(error).split())[:200]
+        raise ArgumentError(f"{run_dir}/agent.pt can't be used: {why}") from error
     return saved
 
 
 def evaluate(agent: Agent, envs, seed: int, deterministic: bool = True) -> list[float]:
     """The returns of N episodes, the first of each of the N environments."""
-    obs, info = envs.reset(seed=seed)
-    state = final = None
+    obs, _ = envs.reset(seed=seed)
+    agent_state = final = None
     returns = np.full(envs.num_envs, np.nan)
-    with tqdm(total=envs.num_envs, desc="evaluation", unit="episode") as bar:
-        while np.isnan(returns).any():
-            action, state = agent.predict(obs, info, state, final, deterministic)
-            obs, _, terminated, truncated, info = envs.step(action)
-            final = terminated | truncated
-            ended = final & np.isnan(returns)
-            if ended.any():
-                returns[ended] = info["run_statistics"]["r"][ended]
-                bar.update(ended.sum())
+    while np.isnan(returns).any():
+        action, agent_state = agent.predict(obs, agent_state, final, deterministic)
+        obs, _, terminated, truncated, info = envs.step(action)
+        final = terminated | truncated
+        ended = final & np.isnan(returns)
+        if ended.any():
+            returns[ended] = info["run_statistics"]["r"][ended]
     envs.close()
     return returns.tolist()
 
 
 def play(args: Args) -> None:
     """Plays episodes in a window, into videos, or without a picture, and prints their returns."""
-    check_flags(args)
     seed_everything(args.seed)
     mode = {"human": "human", "video": "rgb_array", "none": None}[args.render]
-    display = sys.platform != "linux" or {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()
-    check(mode != "human" or display, "--play: there is no display; try --render video, or none")
-    together = 1 if mode else args.eval_episodes or 10  # episodes played side by side
-    for episode in range(0, args.eval_episodes or 10, together):
-        envs = make_envs(args, together, mode)
+    for episode in range(args.eval_episodes or 10):
+        envs = make_envs(args, 1, mode)
         agent = Agent(envs, args)
         load(args.play, agent)
         if args.render == "video":
-            check("rgb_array" in str(envs.metadata), f"--render: {args.env_id} has no {mode}")
             envs = wrappers.RecordVideo(envs, f"{args.play}/videos", name_prefix=f"{episode}")
-        for episodic_return in evaluate(agent, envs, args.seed + episode, args.deterministic):
-            print(f"return {episodic_return:.5g}", flush=True)
+        seed = env_seed(args.seed, EVALUATION + episode)
+        print("return", *evaluate(agent, envs, seed, args.deterministic), flush=True)
+
+
+def preset(env_id: str, mask_velocity: bool = False, **flags) -> Args:
+    """The Args that the command line has for a task: its preset, then flags."""
+    values = PRESETS.get((env_id, mask_velocity), {})
+    return Args(env_id=env_id, mask_velocity=mask_velocity, **{**values, **flags})
 
 
 def parse_args() -> Args:
-    """Flags over defaults: those of the run to resume or play, or of PRESETS."""
-    cli = partial(tyro.cli, Args, console_outputs=world().rank == 0)
+    """The flags; those that aren't given are the run's to resume or play, or a preset's."""
+    rank = world().rank
+    cli = partial(tyro.cli, Args, console_outputs=rank == 0)
     early, _ = cli(return_unknown_args=True, add_help=False)
     run_dir = early.play or early.resume
-    defaults: dict = PRESETS.get((early.env_id, early.mask_velocity), {})
-    if run_dir:
-        defaults = vars(Args(**load(run_dir)["args"]))
-    about = "\n\n".join((__doc__ or "").split("\n\n")[:2])  # python -OO has no docstring
-    args = cli(default=Args(**defaults), description=about)
-    if run_dir:
-        for name in FIXED:
-            same = getattr(args, name) == defaults[name]
-            check(same, f"--{name.replace('_', '-')}: {run_dir} has {defaults[name]}")
-    return args
+    defaults = Args(**load(run_dir)["args"]) if run_dir else Args()
+    task = early.env_id, early.mask_velocity
+    if early.preset and not run_dir and task in PRESETS:
+        if rank == 0:
+            print(f"preset, where no flag says otherwise: {PRESETS[task]}")
+        defaults = preset(*task)
+    return cli(default=defaults, description=__doc__)
 
 
 def end(comm, code: int, message: str) -> None:
@@ -844,31 +820,24 @@ def end(comm, code: int, message: str) -> None:
 
 
 def main() -> None:
-    """Exit codes: 2, a bad argument; 1, an error; 130, Ctrl-C."""
-    sys.stderr = sys.stderr or open(os.devnull, "w")  # None where it is closed, as in a service
-    warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
+    """Exit codes: 2, what the user can mend; 1, an error; 130, Ctrl-C."""
     comm = None
     try:
         comm = world()
-        if comm.rank > 0:
-            warnings.simplefilter("ignore")
         args = parse_args()
         start = play if args.play else train
         if comm.rank == 0 or not args.play:
             start(args)
-    except (ArgumentError, gym.error.DependencyNotInstalled) as error:
-        end(comm, 2, " ".join(["error:", *str(error).split()]))
-    except BaseException as error:
-        if isinstance(error, SystemExit) and not Run.latest:  # of tyro, which has said why
-            raise
-        message = "" if isinstance(error, KeyboardInterrupt) else traceback.format_exc()
-        if isinstance(error, BrokenPipeError) and not Run.latest:  # nobody reads --help, --play
-            message, sys.stdout = "", open(os.devnull, "w")
-        if Run.latest and Path(Run.latest, "agent.pt").exists():
-            again = f"mpiexec -n {world().size} python" if world().size > 1 else "python"
-            command = shlex.join([*again.split(), sys.argv[0], "--resume", str(Run.latest)])
+    except ArgumentError as error:
+        end(comm, 2, f"error: {error}")
+    except (Exception, KeyboardInterrupt) as error:
+        interrupted = isinstance(error, KeyboardInterrupt)
+        message = "" if interrupted else traceback.format_exc()
+        if Run.latest:
+            start_again = f"mpiexec -n {world().size} python" if world().size > 1 else "python"
+            command = shlex.join([*start_again.split(), sys.argv[0], "--resume", str(Run.latest)])
             message += f"\nto continue: {command}"
-        end(comm, 130 if isinstance(error, KeyboardInterrupt) else 1, message)
+        end(comm, 130 if interrupted else 1, message)
 
 
 if __name__ == "__main__":
