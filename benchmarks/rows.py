@@ -2,6 +2,7 @@
 
 import csv
 import fcntl
+import importlib
 import platform
 import shutil
 import subprocess
@@ -64,11 +65,17 @@ def load_script(name: str, recipes: list[str], text: str | None = None, root: Pa
     sys.modules[name] = script  # where dataclasses and pickle look
     exec(compile(text or path.read_text(), str(path), "exec"), vars(script))
     if recipes:
-        sys.path[:0] = [str(root / "docs/recipes")]
-        import use
-
-        use.apply(script, recipes)
+        recipe("use").apply(script, recipes)
     return script
+
+
+def recipe(name: str) -> ModuleType:
+    """A module of docs/recipes."""
+    [path] = (ROOT / "docs/recipes").rglob(f"{name}.py")
+    for folder in {ROOT / "docs/recipes", path.parent}:
+        if str(folder) not in sys.path:
+            sys.path.insert(0, str(folder))
+    return importlib.import_module(name)
 
 
 def parse(script, flags: list[str]):
@@ -85,15 +92,14 @@ def machine() -> str:
     return f"{names[0]}, {len(names)} cores" if names else platform.processor()
 
 
-def commit(root: Path = ROOT) -> str:
-    """The short name of a checkout's commit, -dirty if a script or a recipe differs: the report
-    leaves such rows out. Empty without git."""
-    if shutil.which("git") is None:
+def commit(root: Path = ROOT, *paths: str) -> str:
+    """The short name of a checkout's commit, -dirty if one of these files differs: the report leaves
+    such rows out. Empty without git, and for a copy that is no checkout."""
+    if shutil.which("git") is None or not (root / ".git").exists():
         return ""
     git = ["git", "-C", str(root)]
     name = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-    texts = ["*.py", ":!tests", ":!docs/tools"]
-    differs = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", *texts], capture_output=True)
+    differs = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", *(paths or ["*.py"])])
     return name.stdout.strip() + "-dirty" * (differs.returncode == 1)
 
 

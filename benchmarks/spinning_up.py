@@ -1,6 +1,6 @@
 """Prints the SPS of all ranks of a loop after Spinning Up's ppo.py, which no longer installs.
 
-    mpiexec -n 2 python benchmarks/spinning_up.py 48000  # environment steps; throughput.py runs it
+    mpiexec -n 2 python benchmarks/spinning_up.py 48000  # environment steps; speed.py runs it
 
 4000 steps of CartPole an epoch, divided among the ranks; 80 passes over all of them for the policy,
 with early stopping, and 80 for the value function; an allreduce for every parameter. The first
