@@ -1,93 +1,59 @@
-"""docs/coming-from.md: every flag, recipe and page that it names exists, and its counts are true."""
+"""docs/coming-from.csv: its scripts, recipes and flags exist, and the page shows its rows."""
 
-import ast
-import inspect
+import csv
 import re
-import shlex
 import sys
+from collections import Counter
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
-from conftest import ROOT, SCRIPTS
-from recipe_tools import FOLDER, driver
-from test_recipes import LETTERS, TOOLS, WHERE
 
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT / "docs/recipes"))
+import use  # noqa: E402
+
+with open(ROOT / "docs/coming-from.csv", newline="") as file:
+    ROWS = list(csv.DictReader(file))
 PAGE = (ROOT / "docs/coming-from.md").read_text()
-ROWS = [line.strip().strip("|").split(" | ") for line in PAGE.splitlines() if line.startswith("| ")]
-ROWS = [[cell.strip() for cell in row] for row in ROWS if row[0].strip() != "there"]
+FILES = {path.stem: path for path in (ROOT / "docs/recipes").rglob("*.py")}
 
 
-def known_flags():
-    """Flags of every script with all recipes that it can have, and of evolve.py."""
-    known = {"--help"}
-    for name in SCRIPTS:
-        letter = next(x for x, script in LETTERS.items() if script == name)
-        for recipe in WHERE:
-            if letter in WHERE[recipe]:
-                known |= {field.name for field in fields(driver.fresh(name, recipe).Args)}
-    tree = ast.parse((FOLDER / "evolve.py").read_text())
-    words = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
-    return known | {word for word in words if isinstance(word, str)}
+def known_flags(script: str, recipes: list[str]) -> set[str]:
+    """Of a script with those of the recipes that change scripts; and what the programs take."""
+    sources = {name: FILES[name].read_text() for name in recipes}
+    changing = [name for name in recipes if re.search(r"^def use\(", sources[name], re.M)]
+    programs = [text for name, text in sources.items() if name not in changing]
+    flags = set(re.findall(r'"(--[a-z-]+)"', "".join(programs)))
+    for field in fields(use.fresh(script, *changing).Args):
+        name = field.name.replace("_", "-")
+        flags |= {f"--{name}", f"--no-{name}"}
+    return flags
 
 
-def test_every_flag_exists():
-    known = known_flags()
-    said = {flag for _, here in ROWS for flag in re.findall(r"--([a-z][a-z0-9-]+)", here)}
-    unknown = {flag for flag in said if flag.replace("-", "_") not in known}
-    unknown = {x for x in unknown if x.removeprefix("no-").replace("-", "_") not in known}
-    assert len(said) > 60 and not unknown
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['system']}, {row['there'][:40]}")
+def test_what_a_row_names_exists(row):
+    recipes = row["recipes"].split()
+    assert {*recipes} <= {*FILES}
+    for script in row["scripts"].split():
+        assert {*row["flags"].split()} <= known_flags(script, recipes)
 
 
-def test_every_recipe_exists_and_is_not_a_word():
-    said = {name for _, here in ROWS for name in re.findall(r"recipe `(\w+)`", here)}
-    assert said <= {*WHERE, *TOOLS} and len(said) >= 20
-    assert {*WHERE, *TOOLS} - said <= {"use", "image_frames", "long_memory", "previous_action",
-                                       "export_onnx", "sb3_weights", "look_inside"}  # fmt: skip
+def test_the_page_shows_the_rows_that_differ():
+    marks = {"works": "", "part": "**in part**: ", "different": "**different**: "}
+    shown = {line for line in PAGE.splitlines() if line.startswith("| ")} - {"| there | here |"}
+    expected = {
+        f"| {row['there']} | {marks[row['status']]}{row['here']} |"
+        for row in ROWS
+        if row["page"] == "yes"
+    }
+    assert shown == expected
+    assert all(row["page"] == "yes" for row in ROWS if row["status"] != "works")
 
 
-def test_every_page_and_file_exists():
-    for target in re.findall(r"\]\((\S+?)\)", PAGE):
-        assert (ROOT / "docs" / target.split("#")[0]).exists(), target
-    here = " ".join(here for _, here in ROWS)
-    for name in re.findall(r"(?<![\w/])((?:benchmarks/)?\w+\.py)\b", here):
-        places = ROOT / name, FOLDER / name
-        assert any(path.exists() for path in places), name
-    numbers = {int(n) for n in re.findall(r"exercise (\d+)", PAGE)}
-    existing = {int(path.name[:2]) for path in (ROOT / "docs/exercises").glob("[0-9]*.md")}
-    assert numbers and numbers <= existing
-
-
-def test_the_counts_are_true():
-    different = sum("**different**" in here for _, here in ROWS)
-    assert f"Of {len(ROWS)} capabilities" in PAGE and f"{len(ROWS) - different} work here" in PAGE
-    assert len(ROWS) == 249 and len(ROWS) - different >= 225
-    for section in PAGE.split("\n## ")[1:]:
-        rows = [line for line in section.splitlines() if line.startswith("| ")][1:]
-        theirs = sum("**different**" in row for row in rows)
-        assert f"{len(rows)} capabilities, {len(rows) - theirs} of them work" in section
-
-
-@pytest.mark.parametrize(
-    "row", [row for row in ROWS if "**different**" in row[1]], ids=lambda r: r[0][:30]
-)
-def test_what_is_different_has_a_reason(row):
-    assert len(row[1].partition("**different**: ")[2]) > 15
-
-
-def test_the_command_with_sb3_contribs_defaults_has_them(monkeypatch):
-    """Of RecurrentPPO's signature, on the environment of the command, which has a preset here."""
-    contrib = pytest.importorskip("sb3_contrib")
-    block = next(x for x in re.findall(r"```bash\n(.*?)```", PAGE, re.S) if "networks.py" in x)
-    words = shlex.split(block.replace("\\\n", " "))[2:]
-    script = driver.fresh(words[0], "networks")
-    monkeypatch.setattr(sys, "argv", words)
-    args = script.parse_args()
-    theirs = inspect.signature(contrib.RecurrentPPO).parameters
-    names = {
-        "num_steps": "n_steps", "update_epochs": "n_epochs", "learning_rate": "learning_rate",
-        "gamma": "gamma", "gae_lambda": "gae_lambda", "clip_coef": "clip_range",
-        "ent_coef": "ent_coef", "vf_coef": "vf_coef", "max_grad_norm": "max_grad_norm",
-    }  # fmt: skip
-    ours = {name: getattr(args, name) for name in names}
-    assert ours == {name: theirs[there].default for name, there in names.items()}
-    assert args.num_envs * args.num_steps / args.num_minibatches == theirs["batch_size"].default
+def test_the_counts_on_the_page_are_the_rows():
+    count = Counter(row["status"] for row in ROWS)
+    said = re.search(r"(\d+) features[^:]*: (\d+) are here, (\d+) in part,\s+and (\d+)", PAGE)
+    assert said and [int(x) for x in said.groups()] == [
+        len(ROWS), count["works"], count["part"], count["different"]
+    ]  # fmt: skip
