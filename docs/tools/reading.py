@@ -131,7 +131,8 @@ def notes(name: str, markdown: str) -> str:
                 line(row) for row in rows[first:after]
             ]  # fmt: skip
             shown.append((key, pair(code, key, found.get(key, ""))))
-    links = [f"[{title.strip('`')}](#{anchor(title)})" for title, _ in shown]
+    blocks_shown = [title for title, _ in shown if title in script.sections and "." not in title]
+    links = [f"[{title}](#{anchor(title)})" for title in blocks_shown]
     menu = f'<nav class="jump" markdown="1">\n\n{" · ".join(links)}\n\n</nav>\n'
     ends = [f"The same text as in {origin}.py: {quoted(names)}." for origin, names in same.items()]
     if parent := PARENTS[name]:
