@@ -171,9 +171,10 @@
       <section>
         <p class="cp-title">What can be read from it</p>
         ${chart("cart’s velocity", "m/s")}${chart("pole’s velocity", "rad/s")}
-        <p class="cp-note"><span class="cp-key-read">Read from h</span> by a fixed linear map, and
-          <span class="cp-key-true">true</span>. R² is <span class="cp-r2"></span> on episodes that
-          the map wasn’t fitted to. Upright lines: dashed, a push; solid, memory cleared.</p>
+        <p class="cp-note"><span class="cp-key-read">Read from h</span> by a fixed linear
+          map<span class="cp-key-true">; <b>true</b></span>. R² is <span class="cp-r2"></span> on
+          episodes that the map wasn’t fitted to. Vertical lines: dashed, a push; solid, memory
+          cleared.</p>
       </section>
     </div>`;
 
