@@ -1,46 +1,47 @@
-"""Recipes, one or several, on a script: the driver.
+"""Recipes, one or several, on a script.
 
     python docs/recipes/use.py rppo_lstm images,schedules --env-id my_module:MyEnv-v0
-    python docs/recipes/use.py --play runs/RUN  # or --resume: a run knows its script and recipes
+    python docs/recipes/use.py mine.py diagnostics   # a changed copy of one of the five scripts
+    python docs/recipes/use.py --play runs/RUN       # or --resume: a run knows what made it
     mpiexec -n 2 python docs/recipes/use.py ppo1_mpi callbacks --stop-at-return 475
-    torchrun --nproc-per-node 2 docs/recipes/use.py rppo_gru_atari schedules --clip-coef 0.2
 
-A recipe is a module in this folder, whose `use(script)` replaces names in a script: a subclass of
+A recipe is a module with a function `use(script)`, which replaces names in a script: a subclass of
 its Agent, its Run or its Args, another make_envs. Each builds on what the script has at that
-moment, so that they add up; a flag of a recipe is a field of its Args, which --help shows and
-agent.pt keeps. `python docs/recipes/images.py rppo_lstm ...` is short for one recipe. The run's
-name and agent.pt say which recipes made it: rppo_lstm+images+schedules.
+moment, so they add up. `script.kind` says which of the five the script is, or is a copy of. A
+recipe's flags are fields of its Args: --help shows them, agent.pt keeps them. Your own recipe is a
+file NAME.py in the current directory or on PYTHONPATH.
 """
 
-import copy
-import importlib
 import importlib.util
 import os
+import random
 import sys
-import warnings
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import cloudpickle
 import gymnasium as gym
+import numpy as np
 import torch
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-sys.path += [str(HERE), str(ROOT)]
 SCRIPTS = "rppo_lstm", "rppo_continuous", "rppo_gru_atari", "trpo", "ppo1_mpi"
-# In the order in which they are applied: environments, networks, weights, runs.
-RECIPES = (
+# The order in which recipes are applied: environments, networks, weights, runs. Others come last.
+ORDER = (
     "poc_memory", "minigrid_memory", "memory_gym_tasks", "ppo1_atari", "ppo1_mujoco",
-    "image_frames", "images", "previous_action", "frame_stack", "feedforward", "long_memory",
-    "networks", "critics", "activations", "stacked_lstm", "sde", "squash", "warm_start",
+    "images", "previous_action", "frame_stack", "feedforward", "long_memory", "networks", "critics",
+    "activations", "stacked_lstm", "sde", "squash", "multi_discrete", "action_masks", "warm_start",
     "imitation", "adam", "eval_limit", "schedules", "keep_best", "diagnostics", "scalars",
-    "callbacks",
+    "callbacks", "data_parallel",
 )  # fmt: skip
+ALIASES = {"image_frames": "images"}  # what old runs call a recipe
+sys.modules.setdefault("use", sys.modules[__name__])  # recipes import this very module
 
 
 class Wrapper(gym.vector.VectorWrapper):
-    """Around what make_envs returns; has whatever that has, such as return_queue."""
+    """Around what make_envs returns; it has whatever that has, such as return_queue."""
 
     def __getattr__(self, name):
         if name == "env":  # not there yet
@@ -49,14 +50,134 @@ class Wrapper(gym.vector.VectorWrapper):
 
     def observe(self, size: int) -> None:
         """Observations are vectors of that many numbers."""
-        space = gym.spaces.Box(-float("inf"), float("inf"), (size,))
+        space = gym.spaces.Box(-np.inf, np.inf, (size,))
         self.single_observation_space = space
         self.observation_space = gym.vector.utils.batch_space(space, self.num_envs)
 
 
+# Files, which are found by their paths: a module of the same name elsewhere is another module.
+def import_file(file: Path):
+    """A new module from a file, under a name that no import statement can mean."""
+    name = f"{file.stem} from {file}"
+    if not file.is_file():
+        raise ValueError(f"there is no file {file}")
+    spec = importlib.util.spec_from_file_location(name, file)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their annotations up there
+    cloudpickle.register_pickle_by_value(module)  # --async-envs: a process can't import it
+    spec.loader.exec_module(module)
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))  # --env-id my_module:MyEnv-v0
+    return module
+
+
+def find(name: str, path: str | None = None) -> Path:
+    """The file of a recipe, by the path that agent.pt holds, else by name. ValueError if none."""
+    if path and Path(path).is_file():
+        return Path(path)
+    if name.endswith(".py"):
+        return Path(name).resolve()
+    folders = [*sorted(HERE.glob("*/")), HERE, Path.cwd(), *map(Path, sys.path)]
+    for folder in folders:
+        file = folder / f"{name}.py"
+        if file.is_file() and file.resolve() != HERE / "use.py":
+            return file.resolve()
+    where = "docs/recipes and its folders, the current directory, PYTHONPATH"
+    raise ValueError(f"no recipe {name!r} in {where}; recipes are {', '.join(known_recipes())}")
+
+
+def known_recipes() -> list[str]:
+    files = sorted(HERE.glob("**/*.py"))
+    return [file.stem for file in files if "\ndef use(" in file.read_text()]
+
+
+def recipe(name: str, path: str | None = None):
+    """A recipe, or a program beside the recipes, as a module: one for all that ask for it."""
+    file = find(name, path)
+    known = sys.modules.get(f"{file.stem} from {file}")
+    program = sys.modules["__main__"]  # or it would be a second module, and register tasks twice
+    if known is None and getattr(program, "__file__", None):
+        known = program if Path(program.__file__).resolve() == file else None
+    return known or import_file(file)
+
+
+def find_script(name: str) -> Path:
+    """One of the five, or the path of any script."""
+    if name.removesuffix(".py") in SCRIPTS and not Path(name).is_file():
+        return ROOT / f"{name.removesuffix('.py')}.py"
+    if name.endswith(".py"):
+        return Path(name).resolve()
+    raise ValueError(f"{name!r} is no script: name a file, or one of {', '.join(SCRIPTS)}")
+
+
+def fresh(name: str, *names: str, paths: dict | None = None):
+    """A new module of a script, with these recipes."""
+    script = import_file(find_script(name))
+    kinds = [kind for kind in SCRIPTS if getattr(script, "SCRIPT", "").startswith(kind)]
+    if not kinds:
+        raise ValueError(f"{script.__file__}: SCRIPT must begin with one of {', '.join(SCRIPTS)}")
+    script.kind = kinds[0]
+    script.recipes = {}
+    return apply(script, names, paths or {})
+
+
+def apply(script, names, paths: dict):
+    """Applies recipes and writes their names into SCRIPT, their paths into agent.pt."""
+    script.check("" not in names, "separate recipes by commas, without spaces")
+    files = {file.stem: file for file in (find(name, paths.get(name)) for name in names)}
+    for name in sorted(files, key=[*ORDER, *files].index):
+        add(script, str(files[name]))
+    script.SCRIPT = "+".join([script.SCRIPT, *(name for name in script.recipes if name in files)])
+    contents = script.Run.contents
+    script.Run.contents = lambda run: {**contents(run), "recipes": dict(script.recipes)}
+    return script
+
+
+def add(script, *names: str) -> None:
+    """Applies recipes, but for those that the script already has."""
+    for name in names:
+        module = recipe(name)
+        file = Path(module.__file__).resolve()
+        if file.stem not in script.recipes:
+            script.check(hasattr(module, "use"), f"{file} is no recipe: it has no use(script)")
+            script.recipes[file.stem] = str(file)
+            module.use(script)
+
+
+# Runs
+def made_by(run_dir) -> tuple[str, list[str], dict]:
+    """A run's script, the names of its recipes, and their paths. ValueError if it is no run."""
+    if not run_dir:
+        raise ValueError("give the directory of a run")
+    try:
+        file = Path(run_dir, "agent.pt")
+        saved = torch.load(file, map_location="cpu", weights_only=True)
+        kind, *names = saved["script"].split("+")
+    except Exception as error:  # a damaged file can raise anything
+        raise ValueError(f"{run_dir} is not the directory of a run: {error!r:.150}") from error
+    names = list(dict.fromkeys(ALIASES.get(name, name) for name in names))
+    path = Path(saved.get("file", kind))
+    beside = [path, ROOT / path.name, Path.cwd() / path.name]
+    script = next((str(file) for file in beside if file.is_file()), kind)
+    return script, names, saved.get("recipes", {})
+
+
+def open_run(run_dir):
+    """A run's script, with its recipes; args, environments, agent, contents of agent.pt."""
+    name, names, paths = made_by(run_dir)
+    script = fresh(name, *names, paths=paths)
+    args = script.Args(**script.load(run_dir)["args"])
+    envs = script.make_envs(args, 1)
+    if hasattr(script, "for_evaluation"):  # what a recipe puts around them, then and here
+        envs = script.for_evaluation(envs, args)
+    agent = script.Agent(envs, replace(args, play=str(run_dir))).eval()  # as --play does
+    return script, args, envs, agent, script.load(run_dir, agent)
+
+
+# What recipes share
 def memory_name(script) -> str:
-    """The script's class of memories."""
-    return "ResetGRU" if hasattr(script, "ResetGRU") else "ResetLSTM"
+    """The name of an agent's memory in this script."""
+    return "gru" if script.kind == "rppo_gru_atari" else "lstm"
 
 
 def memories(agent) -> list[str]:
@@ -66,53 +187,13 @@ def memories(agent) -> list[str]:
 
 
 def is_first(script) -> bool:
-    """Is this the process that writes? The only one, or the first of torchrun's or mpiexec's."""
-    if hasattr(script, "world"):
-        return script.world().rank == 0
-    return getattr(script, "RANK", 0) == 0
+    """Is this the process that writes? The only one, or rank 0 of mpiexec's or torchrun's."""
+    return not hasattr(script, "world") or script.world().rank == 0
 
 
 def of_first(script, x):
     """The first process's x, in all of them."""
-    if hasattr(script, "world"):
-        return script.world().bcast(x)
-    if hasattr(script, "gather"):
-        return script.gather(x)[0]
-    return x
-
-
-def add(script, *names: str) -> None:
-    """Applies recipes, but for those that the script already has."""
-    known = applied(script)
-    for name in names:
-        if name not in known:
-            module = importlib.import_module(name)
-            script.check(hasattr(module, "use"), f"{name} is no recipe: it has no use(script)")
-            known.append(name)
-            module.use(script)
-
-
-def applied(script) -> list[str]:
-    """The names of the recipes that a script has."""
-    return script.__dict__.setdefault("recipes", [])
-
-
-def keep_args(script) -> None:
-    """train works on a copy of its Args, so that the caller's can be used again."""
-    train = script.train
-    script.train = lambda args: train(copy.copy(args))
-
-
-def without_warning(script, words: str) -> None:
-    """A run that begins does not give the warning that begins with these words."""
-
-    class Run(script.Run):
-        def __init__(self, *inputs):
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", words)
-                super().__init__(*inputs)
-
-    script.Run = Run
+    return script.world().bcast(x) if hasattr(script, "world") else x
 
 
 def numbers(script, name: str, words: str) -> list[int]:
@@ -123,56 +204,19 @@ def numbers(script, name: str, words: str) -> list[int]:
     return [int(word) for word in split]
 
 
-def apply(script, names):
-    """Applies recipes and writes their names into SCRIPT; returns the script."""
-    script.check("" not in names, "separate recipes by commas, without spaces")
-    for name in names:
-        known = name in RECIPES or ("." not in name and importlib.util.find_spec(name))
-        script.check(known, f"no recipe {name!r}; there are {', '.join(RECIPES)}")
-    names = sorted(dict.fromkeys(names), key=[*RECIPES, *names].index)  # yours come last
-    add(script, *names)
-    script.SCRIPT = "+".join([script.SCRIPT, *names])
-    keep_args(script)
-    return script
-
-
-def check_script(name: str) -> None:
-    """ValueError for what is no script."""
-    if name not in SCRIPTS:
-        raise ValueError(f"the first argument must be one of {', '.join(SCRIPTS)}")
-
-
-def made_by(run_dir) -> list[str]:
-    """The script and the recipes of a run."""
-    if run_dir == "":
-        raise ValueError("give the directory of a run")
+@contextmanager
+def same_random_numbers():
+    """What is drawn within changes nothing that is drawn afterwards."""
+    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
     try:
-        file = Path(run_dir, "agent.pt")
-        return torch.load(file, map_location="cpu", weights_only=True)["script"].split("+")
-    except Exception as error:  # a damaged file can raise anything
-        raise ValueError(f"{run_dir} is not the directory of a run: {error!r:.150}") from error
+        yield
+    finally:
+        torch.set_rng_state(states[0])
+        np.random.set_state(states[1])
+        random.setstate(states[2])
 
 
-def fresh(name: str, *names: str):
-    """A copy of a script with these recipes, which leaves the script itself as it is."""
-    check_script(name)
-    spec = importlib.util.spec_from_file_location(name, ROOT / f"{name}.py")
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    return apply(script, names)
-
-
-def open_run(run_dir):
-    """A run's script, a copy with its recipes; args, environments, agent, contents of agent.pt."""
-    script = fresh(*made_by(run_dir))
-    args = script.Args(**script.load(run_dir)["args"])
-    envs = script.make_envs(args, 1)
-    if limit := getattr(args, "eval_steps", 0):  # of the recipe eval_limit
-        envs = importlib.import_module("eval_limit").Limit(envs, limit)
-    agent = script.Agent(envs, replace(args, play=str(run_dir))).eval()  # as --play does
-    return script, args, envs, agent, script.load(run_dir, agent)
-
-
+# The command line
 def flag(name: str) -> str | None:
     """What the command line says after --name, or after --name=."""
     for word, following in zip(sys.argv[1:], [*sys.argv[2:], None]):
@@ -186,44 +230,34 @@ def flag(name: str) -> str | None:
 def one_line_errors(about: str = ""):
     """What a program refuses becomes one line, of rank 0, and exit code 2. --help prints about."""
     if about and sys.argv[1:] in (["--help"], ["-h"]):
-        print(about, end="")  # in one write, for `--help | head`
+        print(about, end="")
         sys.exit()
     try:
         yield
     except (ValueError, OSError, ModuleNotFoundError) as error:
-        if os.environ.get("PMI_RANK", "0") == "0":  # mpiexec sets it
+        if {os.environ.get("PMI_RANK", "0"), os.environ.get("RANK", "0")} == {"0"}:
             print("error:", *str(error).split(), file=sys.stderr)
         sys.exit(2)
 
 
-def main(recipe: str = "", default: str = "rppo_lstm") -> None:
-    """Runs the script and the recipes that the command line names; all flags are the script's."""
-    about = "" if recipe or sys.argv[2:] else f"{__doc__}\nRecipes: {', '.join(RECIPES)}.\n"
-    named = ""
-    names = [recipe] if recipe else []
-    program = sys.modules["__main__"]
-    if Path(getattr(program, "__file__", "")).stem == recipe:
-        sys.modules[recipe] = program  # else it would be imported again, and register tasks twice
-    if sys.argv[1:] and not sys.argv[1].startswith("-"):
-        named = sys.argv.pop(1).removesuffix(".py")
-        if not recipe and sys.argv[1:] and not sys.argv[1].startswith("-"):
-            names = sys.argv.pop(1).split(",")
-    with one_line_errors(about):
-        name = named or (default if recipe else "")
+def main() -> None:
+    """Runs the script with the recipes that the command line names; all flags are the script's."""
+    with one_line_errors(f"{__doc__}\nRecipes: {', '.join(known_recipes())}.\n"):
+        words = []
+        while sys.argv[1:] and not sys.argv[1].startswith("-"):
+            words.append(sys.argv.pop(1))
+        name, names, paths = "rppo_lstm", [], {}
         if old_run := flag("play") or flag("resume"):
-            name, *more = made_by(old_run)
-            names += more
-            if named not in ("", name):
-                raise ValueError(f"{old_run} is a run of {name}, not of {named}")
-        check_script(name)
-        script = importlib.import_module(name)
-    parse_args = script.parse_args
-
-    def with_recipes():  # here, so that the script's main reports what a recipe refuses
-        apply(script, names)
-        return parse_args()
-
-    script.parse_args = with_recipes
+            name, names, paths = made_by(old_run)
+        if words and (words[0].endswith(".py") or words[0] in SCRIPTS):
+            name = words.pop(0)
+        if words and not old_run:
+            names = words.pop(0).split(",")
+        if words:
+            raise ValueError(
+                f"{' '.join(words)}: what is it? use.py SCRIPT recipe1,recipe2 --flags"
+            )
+        script = fresh(name, *names, paths=paths)
     script.main()
 
 
