@@ -355,7 +355,7 @@ def ppo_loss(logprob, old_logprob, advantage, clip_coef: float):
 
 def too_far(kl: Tensor, target_kl: float, comm) -> bool:
     """Have the ranks, on average, moved so far that the update must end? All get one answer."""
-    return target_kl < np.inf and bool(average(kl.clone(), comm) > 1.5 * target_kl)
+    return target_kl < np.inf and bool(average(kl.detach().clone(), comm) > 1.5 * target_kl)
 
 
 def to_sequences(x: Tensor, L: int) -> Tensor:
@@ -476,10 +476,10 @@ def train(args: Args) -> Agent:
             loss.backward()
             average(gradient, comm)
             row = [policy_loss, value_loss, mean_entropy, kl, clipfrac, gradient.norm()]
-            if not batch_valid.any():  # the means of no step are NaN, and their gradient is 0
+            if not batch_valid.any():  # means of no step are NaN, with a gradient of 0
                 row = [torch.zeros(())] * len(METRICS)
+                kl = row[0]
             metrics.append(torch.stack(row).detach())  # as in METRICS
-            kl = metrics[-1][METRICS.index("approx_kl")]
             if too_far(kl, args.target_kl, comm):  # ends the whole update, before this step
                 break
             optimizer.step()
@@ -517,7 +517,7 @@ def check_args(args: Args) -> None:
             check(not isinstance(value, str), f"{flag}: is a string, and must be a number")
         if name.startswith("num_") or name.endswith(("_size", "_epochs", "_timesteps")):
             check(value > 0, f"{flag}: must be positive")
-        if name.endswith(("_rate", "_coef", "_norm", "_kl", "gamma", "lambda", "seed")):
+        if name.endswith(("_rate", "_coef", "_norm", "_kl", "_len", "gamma", "lambda", "seed")):
             check(value >= 0, f"{flag}: must not be negative, nor NaN")
     check(max(args.gamma, args.gae_lambda) <= 1, "--gamma, --gae-lambda: must not be above 1")
 

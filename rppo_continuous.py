@@ -508,7 +508,7 @@ def check_args(args: Args) -> None:
             check(not isinstance(value, str), f"{flag}: is a string, and must be a number")
         if name.startswith("num_") or name.endswith(("_size", "_epochs", "_timesteps")):
             check(value > 0, f"{flag}: must be positive")
-        if name.endswith(("_rate", "_coef", "_norm", "_kl", "gamma", "lambda", "seed")):
+        if name.endswith(("_rate", "_coef", "_norm", "_kl", "_len", "gamma", "lambda", "seed")):
             check(value >= 0, f"{flag}: must not be negative, nor NaN")
     check(max(args.gamma, args.gae_lambda) <= 1, "--gamma, --gae-lambda: must not be above 1")
     check(not args.cuda or torch.cuda.is_available(), "--cuda: torch finds no GPU")

@@ -530,13 +530,14 @@ def train(args: Args) -> Agent:
         # Update: the policy by one step in its trust region, the critic by Adam in minibatches
         metrics = []
         if valid.any():
-            counts = tensor(valid)
-            advantage = normalize_advantage(tensor(advantages)[counts])  # (M,), and so on
-            rollout = dict(obs=normalized[:T], lstm_state=first_state, final=~counts)
-            row = trpo_step(agent, args, rollout, torch.stack(actions)[counts], advantage)
-            value_loss = fit_critic(
-                agent.critic, args, optimizer, inputs[:T][counts], tensor(returns)[counts]
-            )
+            mask = tensor(valid)
+            rollout = dict(obs=normalized[:T], lstm_state=first_state, final=~mask)
+            taken = torch.stack(actions)[mask]  # (M,) or (M, K)
+            advantage = normalize_advantage(tensor(advantages)[mask])  # (M,), and so on
+            critic_inputs = inputs[:T][mask]
+            return_ = tensor(returns)[mask]
+            row = trpo_step(agent, args, rollout, taken, advantage)
+            value_loss = fit_critic(agent.critic, args, optimizer, critic_inputs, return_)
             metrics.append(torch.tensor([*row, value_loss]))  # as in METRICS
 
         if args.norm_obs:  # not earlier: the policy acted with the old statistics
@@ -571,7 +572,7 @@ def check_args(args: Args) -> None:
             check(not isinstance(value, str), f"{flag}: is a string, and must be a number")
         if name.startswith("num_") or name.endswith(("_size", "_epochs", "_timesteps")):
             check(value > 0, f"{flag}: must be positive")
-        if name.endswith(("_rate", "_coef", "_norm", "_kl", "gamma", "lambda", "seed")):
+        if name.endswith(("_rate", "_coef", "_norm", "_kl", "_len", "gamma", "lambda", "seed")):
             check(value >= 0, f"{flag}: must not be negative, nor NaN")
     check(max(args.gamma, args.gae_lambda) <= 1, "--gamma, --gae-lambda: must not be above 1")
     check(not args.cuda or torch.cuda.is_available(), "--cuda: torch finds no GPU")
