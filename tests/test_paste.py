@@ -1,8 +1,6 @@
 """Every snippet of docs/paste.md, run in order, and its numbers beside the loop over time."""
 
-import os
 import re
-import socket
 from pathlib import Path
 
 import numpy as np
@@ -168,35 +166,3 @@ def test_compile(page):
     torch.testing.assert_close(*losses)
     one, other = (torch.autograd.grad(loss, [*network.parameters()]) for loss in losses)
     torch.testing.assert_close(one, other)
-
-
-def worker(rank: int, port: int, found) -> None:
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
-    names: dict = {}
-    for name in "setup", "data parallel":
-        torch.manual_seed(1)  # the same weights in both
-        exec(SNIPPETS[name], names)
-    share = [tensor[..., rank * 2 : rank * 2 + 2, :] for tensor in data(torch.float32)[:2]]
-    never = torch.zeros(T, 2, dtype=torch.bool)
-    found[rank] = [g.numpy() for g in names["gradients"](names["lstm"], *share, never)]
-    torch.distributed.destroy_process_group()
-
-
-def test_two_processes_have_the_gradient_of_one(page):
-    """ "data parallel": on half of the sequences each."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with torch.multiprocessing.Manager() as manager:
-        found = manager.dict()
-        torch.multiprocessing.spawn(worker, (port, found), nprocs=2)
-        first, second = found[0], found[1]
-    torch.manual_seed(1)
-    lstm = page["ResetLSTM"](F, H)
-    x, state, _ = data(torch.float32)
-    h = lstm(x[:, :4], state[:, :4], torch.zeros(T, 4, dtype=torch.bool))
-    h.pow(2).mean().backward()
-    for one, other, parameter in zip(first, second, lstm.parameters()):
-        assert (one == other).all()
-        torch.testing.assert_close(torch.as_tensor(one), parameter.grad, atol=1e-6, rtol=1e-4)
