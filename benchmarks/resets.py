@@ -1,18 +1,14 @@
 """Resets inside a sequence: what it costs to replay an LSTM or a GRU over episodes of any length.
 
     python benchmarks/resets.py                 # both cells; continues where it was stopped
-    python benchmarks/resets.py --cells lstm --device cuda
-    python benchmarks/resets.py --chart         # docs/img/resets.svg, of the results
-    python benchmarks/resets.py --dry           # everything once, tiny, in seconds
+    python benchmarks/resets.py --cells lstm --batches 64 --hidden 128 --device cuda
 
 The task. A minibatch has B sequences of T = 128 steps, with F = 64 features. `final` (T, B) says
 which steps are an episode's last: a share of them, the reset rate, anywhere. `state` is the one
 before the first step, and is not 0. The fused reset makes the state 0 after a final step. All
 others make it 0 before the first step of an episode, so they get start[t] = final[t - 1], and
 start[0] = False. That is the same arithmetic, because no loss reads the output of a final step.
-All ways get the same rows, final ones included. (Where autoreset has mode SAME_STEP, a rollout
-of another library has no row for an episode's last observation: a share of rows as large as the
-reset rate.)
+All ways get the same rows, final ones included.
 
 The work. A forward pass gives h (T, B, H). A backward pass starts from a random gradient of h, 0
 at final steps, and ends in those of the features, as if an encoder came before, and of the four
@@ -23,14 +19,12 @@ time    Milliseconds in float32, a median: of the processor on a CPU, with one t
         way comes one of the fused reset on the same data, and over_ours is the median of the ratios
         of such pairs. over_no_resets compares a way with itself at reset rate 0 (the fused reset:
         in pairs).
-memory  MiB of tensors at their peak, beyond inputs and weights: what torch's allocator holds, as
-        the profiler records it on a CPU. oneDNN's workspace counts, although it is not all used.
-error   The largest difference to a loop of cells in float64, divided by the largest number of that
-        tensor, of h where a loss reads it and of gradients. In float64 a way that is exact is
-        within 1e-12; in float32, which is what was timed, as close as rounding lets it be.
+memory  MiB of tensors at their peak, beyond inputs and weights, as torch's profiler records it.
+error   The largest difference to a loop of cells, in float64, divided by the largest number of that
+        tensor: of h where a loss reads it, and of gradients. An exact way is within 1e-12.
 
-Ways come from the libraries that are installed, else they are written from what
-those do: the column `source` says which. Rows go to results/resets.csv.
+Ways come from the libraries that are installed, else they are written from what those do: the
+column `source` says which. Rows go to results/resets.csv, and report.py draws them.
 """
 
 import argparse
@@ -42,12 +36,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
 import torch
-from learning import RESULTS, ROOT, append, commit, machine, read
+from rows import RESULTS, ROOT, append, commit, machine, read
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
@@ -57,14 +52,12 @@ from rppo_lstm import ResetLSTM  # noqa: E402
 
 T, F = 128, 64
 RATES = [0.0, 0.001, 0.01, 0.1]
-ROUNDS = 10
-SECONDS = 1  # a slower way takes part in a half or a third of the rounds
 ROLES = ["weight_ih", "weight_hh", "bias_ih", "bias_hh"]
 OURS = {"lstm": ResetLSTM, "gru": ResetGRU}
 CELLS = {"lstm": nn.LSTMCell, "gru": nn.GRUCell}
 FUSED = {"lstm": nn.LSTM, "gru": nn.GRU}
 FIELDS = """date commit processor torch cell batch hidden rate way source repeats ms over_ours
-    over_no_resets mib error_h64 error_grad64 error_h32 error_grad32""".split()
+    over_no_resets mib error_h64 error_grad64""".split()
 
 
 class LoopOfCells(nn.Module):
@@ -249,68 +242,24 @@ class Packed(Fused):
 
 
 class Contrib(Fused):
-    """sb3-contrib's RecurrentActorCriticPolicy._process_sequence on whole sequences: one call where
-    no episode starts, else one for every step."""
+    """sb3-contrib's RecurrentActorCriticPolicy._process_sequence on what its buffer gives it in
+    training: episodes padded to the longest. Their first steps are starts, so it calls nn.LSTM for
+    every step."""
 
-    def process(self, features: Tensor, state: Tensor, start: Tensor) -> Tensor:
+    def forward(self, x, state, final):
         from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
 
         replay = RecurrentActorCriticPolicy._process_sequence
-        return replay(features, self.unpacked(state), start.to(features.dtype), self.rnn)[0]
-
-    def forward(self, x, state, final):
-        features = x.transpose(0, 1).flatten(0, 1)  # sequence by sequence
-        return in_order(self.process(features, state, starts(final).T.flatten()), len(x))
-
-
-class ContribPadded(Contrib):
-    """The same on what its buffer gives it in training: episodes padded to the longest. Their first
-    steps are starts, so it calls nn.LSTM for every step."""
-
-    def forward(self, x, state, final):
         lengths, initial = episodes(final, state)
         padded, valid = pad(x.transpose(0, 1).flatten(0, 1), lengths)
         start, _ = pad(starts(final).T.flatten().unsqueeze(-1), lengths)
-        h = self.process(padded.flatten(0, 1), initial, start.flatten())
+        start = start.flatten().to(x.dtype)
+        h, _ = replay(padded.flatten(0, 1), self.unpacked(initial), start, self.rnn)
         return in_order(h[valid.flatten()], len(x))
 
 
-def gru_loop(
-    x: Tensor, h: Tensor, keep: Tensor, weight_ih: Tensor, weight_hh: Tensor,
-    bias_ih: Tensor, bias_hh: Tensor,
-) -> Tensor:  # fmt: skip
-    """x (T, B, F), h (B, H), keep (T, B, 1): 0 after a final step, else 1 -> h (T, B, H)."""
-    outputs = []
-    all_from_x = nn.functional.linear(x, weight_ih, bias_ih)  # (T, B, 3 H)
-    for from_x, keep_t in zip(all_from_x.unbind(0), keep.unbind(0)):
-        r_x, z_x, n_x = from_x.chunk(3, -1)
-        r_h, z_h, n_h = nn.functional.linear(h, weight_hh, bias_hh).chunk(3, -1)
-        r = torch.sigmoid(r_x + r_h)
-        z = torch.sigmoid(z_x + z_h)
-        n = torch.tanh(n_x + r * n_h)
-        h = n + z * (h - n)
-        outputs.append(h)
-        h = h * keep_t
-    return torch.stack(outputs)
-
-
-class ScriptedLoop(LoopOfCells):
-    """A GRU's loop with the product of all features up front, through torch.jit.script."""
-
-    def __init__(self, kind, hidden, features=F):
-        super().__init__(kind, hidden, features)
-        self.loop = torch.jit.script(gru_loop)
-
-    def forward(self, x, state, final):
-        keep = (~final).to(x.dtype).unsqueeze(-1)
-        return self.loop(x, state[0], keep, *self.cell.parameters())
-
-
 class TorchRL(nn.Module):
-    """TorchRL's LSTMModule or GRUModule. Its backend `pad` packs episodes, `scan` is a loop in
-    hoptorch's scan, `triton` a kernel of its own for GPUs."""
-
-    backend = "pad"
+    """TorchRL's LSTMModule or GRUModule, whose backend `pad` packs episodes."""
 
     def __init__(self, kind: str, hidden: int, features: int = F):
         super().__init__()
@@ -323,7 +272,7 @@ class TorchRL(nn.Module):
             hidden,
             in_keys=["x", *self.keys],
             out_keys=["y", *(("next", key) for key in self.keys)],
-            recurrent_backend=self.backend,
+            recurrent_backend="pad",
             default_recurrent_mode=True,
         )
 
@@ -335,31 +284,7 @@ class TorchRL(nn.Module):
         for key, part in zip(self.keys, state):  # a rollout stores the state before every step
             data[key] = part.new_zeros(batch, steps, 1, part.shape[-1])
             data[key][:, 0, 0] = part
-        return self.replay(TensorDict(data, [batch, steps]))["y"].transpose(0, 1)
-
-    def replay(self, data):
-        return self.module(data)
-
-
-class TorchRLScan(TorchRL):
-    backend = "scan"
-
-
-class TorchRLCompiled(TorchRLScan):
-    """The same through torch.compile, whose first call takes half a minute.
-
-    In torch 2.13 its inductor gets the gradient of weight_hh wrong if x needs a gradient and has as
-    many numbers, T B F = 4 H H, which is so at B 8, H 128. (The backend aot_eager has it right.)
-    """
-
-    def replay(self, data):
-        if not hasattr(self, "compiled"):
-            self.compiled = torch.compile(self.module, dynamic=False)
-        return self.compiled(data)
-
-
-class TorchRLTriton(TorchRL):
-    backend = "triton"
+        return self.module(TensorDict(data, [batch, steps]))["y"].transpose(0, 1)
 
 
 class Way(NamedTuple):
@@ -387,19 +312,14 @@ WAYS = [
     Way("ours", ours, whose="ours"),
     Way("no resets", Fused, whose="torch", exact=False),
     Way("loop of cells", LoopOfCells, whose="the definition"),
-    Way("scripted loop", ScriptedLoop, whose="torch.jit", kinds=("gru",)),
     Way("loop of calls", LoopOfCalls, whose="after CleanRL"),
     Way("segments", Segments, whose="after ikostrikov and skrl"),
     Way("rl_games", RlGames, "rl-games"),
     Way("padded", Padded, whose="after recurrent-ppo-truncated-bptt"),
     Way("rsl_rl", RslRl, "rsl-rl-lib"),
     Way("packed", Packed, whose="after Sample Factory"),
-    Way("sb3-contrib", Contrib, "sb3-contrib", kinds=("lstm",)),
-    Way("sb3-contrib, padded", ContribPadded, "sb3-contrib", kinds=("lstm",)),
+    Way("sb3-contrib, padded", Contrib, "sb3-contrib", kinds=("lstm",)),
     Way("TorchRL, pad", TorchRL, "torchrl"),
-    Way("TorchRL, scan", TorchRLScan, "torchrl"),
-    Way("TorchRL, scan, compiled", TorchRLCompiled, "torchrl", exact=False, kinds=("lstm",)),
-    Way("TorchRL, triton", TorchRLTriton, "torchrl"),
 ]
 LOOP = next(way for way in WAYS if way.make is LoopOfCells)
 
@@ -525,10 +445,8 @@ def peak_memory(module: nn.Module, data: Data) -> float:
     return most / 2**20
 
 
-def missing(way: Way, device: str) -> str:
-    """Why a way cannot run here; empty if it can."""
-    if way.name == "TorchRL, triton" and device != "cuda":
-        return "needs a GPU"
+def missing(way: Way) -> str:
+    """Why a way can't run here; empty if it can."""
     try:
         importlib.metadata.version(way.package or "torch")
     except importlib.metadata.PackageNotFoundError:
@@ -536,109 +454,53 @@ def missing(way: Way, device: str) -> str:
     return ""
 
 
-class Group:
-    """All ways and rates of one kind of cell, B and H, measured in turn."""
-
-    def __init__(self, kind: str, batch: int, hidden: int, options: argparse.Namespace):
-        torch._dynamo.reset()  # it compiles a function for so many shapes, and then no more
-        self.kind = kind
-        self.device = options.device
-        self.rounds = options.rounds
-        self.ways = [way for way in options.ways if kind in way.kinds]
-        self.data = {}
+def group(kind: str, batch: int, hidden: int, options: argparse.Namespace) -> list[dict]:
+    """Rows of all ways and rates of one kind of cell, B and H, measured in turn."""
+    inputs = {}
+    error = {}
+    ways = [way for way in options.ways if kind in way.kinds]
+    modules = {}
+    for rate in options.rates:
+        final = random_final(batch, rate, options.steps)
+        data = make_data(kind, final, hidden, options.features)
+        inputs[rate] = data.to(torch.float32, options.device)
+        double = data.to(torch.float64, options.device)
+        expected = results(loaded(LOOP, kind, double), double)
+        for way in ways:
+            error[rate, way.name] = errors(results(loaded(way, kind, double), double), expected)
+            modules[way.name] = loaded(way, kind, inputs[rate])
+            replay(modules[way.name], inputs[rate])  # warms up
+    times: dict[tuple[float, str], list[float]] = {}
+    ratios: dict[tuple[float, str], list[float]] = {}
+    for i in range(options.rounds):
         for rate in options.rates:
-            final = random_final(batch, rate, options.steps)
-            self.data[rate] = make_data(kind, final, hidden, options.features)
-        self.inputs = {
-            rate: data.to(torch.float32, self.device) for rate, data in self.data.items()
-        }
-        self.modules = {}
-        for way in self.ways:
-            self.modules[way.name] = loaded(way, kind, self.inputs[0.0])
-
-    def check(self) -> dict[tuple[float, str], tuple[float, ...]]:
-        """For each rate and way, the errors of h and gradients in float64 and in float32. Each way
-        runs in float32, and so is warm after this."""
-        found = {}
-        doubles = {}
-        for rate, data in self.data.items():
-            doubles[rate] = data.to(torch.float64, self.device)
-        oracle = loaded(LOOP, self.kind, doubles[0.0])
-        expected = {rate: results(oracle, data) for rate, data in doubles.items()}
-        for way in self.ways:
-            double = loaded(way, self.kind, doubles[0.0])
-            single = self.modules[way.name]
-            for rate in self.data:
-                error = (float("nan"), float("nan"))
-                if way.make is not TorchRLCompiled:  # compiling once is long enough
-                    error = errors(results(double, doubles[rate]), expected[rate])
-                error += errors(results(single, self.inputs[rate]), expected[rate])
-                found[rate, way.name] = error
-        return found
-
-    def time(self) -> tuple[dict, dict]:
-        """Milliseconds of each rate and way, and ratios of neighbouring runs to the fused reset's
-        at that rate; of the fused reset's to its own at rate 0."""
-        times: dict[tuple[float, str], list[float]] = {}
-        ratios: dict[tuple[float, str], list[float]] = {}
-        pairs = []
-        for rate, data in self.inputs.items():
-            for way in self.ways:
-                key = (rate, way.name)
-                base = (rate if way.name != "ours" else 0.0, "ours")
-                stride = 1
-                if way.name != "ours":
-                    once = timed(self.modules[way.name], data) / 1000
-                    stride = next((s for s in (1, 2) if once * self.rounds / s < SECONDS), 3)
-                times[key] = []
-                ratios[key] = []
-                if key != base:
-                    pairs.append((key, base, stride))
-        for i in range(self.rounds):
-            for key, base, stride in pairs:
-                if i % stride:
+            for way in ways:
+                key = rate, way.name
+                base = (0.0 if way.name == "ours" else rate), "ours"
+                if key == base or (i >= 3 and median(times[key]) > 1000):  # slow ways: 3 rounds
                     continue
-                order = [key, base]
-                if i // stride % 2:
-                    order.reverse()
                 took = {}
-                for rate, name in order:
-                    took[rate, name] = timed(self.modules[name], self.inputs[rate])
-                    times[rate, name].append(took[rate, name])
-                ratios[key].append(took[key] / took[base])
-        return times, ratios
-
-    def memory(self) -> dict[tuple[float, str], float]:
-        found = {}
-        for rate, data in self.inputs.items():
-            for way in self.ways:
-                found[rate, way.name] = peak_memory(self.modules[way.name], data)
-        return found
-
-    def rows(self) -> list[dict]:
-        """Of the CSV file, but for what all its rows say of machine and cell."""
-        error = self.check()
-        times, ratios = self.time()
-        memory = self.memory()
-        rows = []
-        for rate in self.data:
-            for way in self.ways:
-                key = (rate, way.name)
-                unreset = median(times[0.0, way.name])
-                over_ours = 1.0
-                over_no_resets = median(times[key]) / unreset
-                if way.name != "ours":
-                    over_ours = median(ratios[key])
-                elif rate > 0:
-                    over_no_resets = median(ratios[key])
-                row = {"rate": rate, "way": way.name, "source": way.source}
-                row |= {"repeats": len(times[key]), "ms": f"{median(times[key]):.4g}"}
-                row |= {"over_ours": f"{over_ours:.3f}", "over_no_resets": f"{over_no_resets:.3f}"}
-                row |= {"mib": f"{memory[key]:.4g}"}
-                names = "error_h64 error_grad64 error_h32 error_grad32".split()
-                row |= {name: f"{x:.1e}" for name, x in zip(names, error[key])}
-                rows.append(row)
-        return rows
+                for of, name in [key, base] if i % 2 else [base, key]:
+                    took[of, name] = timed(modules[name], inputs[of])
+                    times.setdefault((of, name), []).append(took[of, name])
+                ratios.setdefault(key, []).append(took[key] / took[base])
+    rows = []
+    for rate in options.rates:
+        for way in ways:
+            key = rate, way.name
+            over_ours, over_no_resets = 1.0, 1.0
+            if way.name != "ours":
+                over_ours = median(ratios[key])
+                over_no_resets = median(times[key]) / median(times[0.0, way.name])
+            elif rate > 0:
+                over_no_resets = median(ratios[key])
+            row = {"rate": rate, "way": way.name, "source": way.source, "repeats": len(times[key])}
+            row |= {"ms": f"{median(times[key]):.4g}", "over_ours": f"{over_ours:.3f}"}
+            row |= {"over_no_resets": f"{over_no_resets:.3f}"}
+            row |= {"mib": f"{peak_memory(modules[way.name], inputs[rate]):.4g}"}
+            row |= dict(zip(("error_h64", "error_grad64"), (f"{x:.1e}" for x in error[key])))
+            rows.append(row)
+    return rows
 
 
 def processor(device: str) -> str:
@@ -648,32 +510,25 @@ def processor(device: str) -> str:
 
 
 def measure(options: argparse.Namespace) -> None:
-    """Appends the rows that the CSV file lacks. A group is measured again as a whole, if any."""
+    """Appends the rows of each group of which the CSV file has none."""
     path = options.results / "resets.csv"
-    for kind in options.cells:
-        for batch in options.batches:
-            for hidden in options.hidden:
-                about = {"processor": processor(options.device), "torch": torch.__version__}
-                about |= {"cell": kind, "batch": str(batch), "hidden": str(hidden)}
-                have = set()
-                for row in read(path):
-                    if about.items() <= row.items():
-                        have.add((float(row["rate"]), row["way"]))
-                names = [way.name for way in options.ways if kind in way.kinds]
-                if have >= {(rate, name) for rate in options.rates for name in names}:
-                    print(f"{kind}, B {batch}, H {hidden}: has its rows", flush=True)
-                    continue
-                rows = Group(kind, batch, hidden, options).rows()
-                rows = [row for row in rows if (row["rate"], row["way"]) not in have]
-                dated = {"date": time.strftime("%Y-%m-%d"), "commit": commit(), **about}
-                append(path, FIELDS, [dated | row for row in rows])
-                for row in rows:
-                    print(
-                        f"{kind:4} B {batch:<3} H {hidden:<3} rate {row['rate']:<5} {row['way']:24}"
-                        f"{row['ms']:>7} ms {row['over_ours']:>7} x fused {row['mib']:>6} MiB  "
-                        f"float64 {row['error_h64']} {row['error_grad64']}",
-                        flush=True,
-                    )
+    for kind, batch, hidden in product(options.cells, options.batches, options.hidden):
+        about = {"processor": processor(options.device), "torch": torch.__version__}
+        about |= {"cell": kind, "batch": str(batch), "hidden": str(hidden)}
+        if any(about.items() <= row.items() for row in read(path)):
+            print(f"{kind}, B {batch}, H {hidden}: has its rows", flush=True)
+            continue
+        rows = group(kind, batch, hidden, options)
+        where = commit(ROOT, "rppo_lstm.py", "rppo_gru_atari.py", "benchmarks/resets.py")
+        dated = {"date": time.strftime("%Y-%m-%d"), "commit": where, **about}
+        append(path, FIELDS, [dated | row for row in rows])
+        for row in rows:
+            print(
+                f"{kind:4} B {batch:<3} H {hidden:<3} rate {row['rate']:<5} {row['way']:20}"
+                f"{row['ms']:>7} ms {row['over_ours']:>7} x fused {row['mib']:>6} MiB  "
+                f"float64 {row['error_h64']} {row['error_grad64']}",
+                flush=True,
+            )
 
 
 def failures(rows: list[dict]) -> list[str]:
@@ -687,73 +542,6 @@ def failures(rows: list[dict]) -> list[str]:
     return found
 
 
-SHOWN = {  # in the chart: way, its label
-    "ours": "fused reset",
-    "segments": "segments (skrl)",
-    "padded": "padded",
-    "packed": "packed",
-    "TorchRL, pad": "TorchRL",
-    "loop of calls": "loop (CleanRL)",
-    "sb3-contrib, padded": "sb3-contrib",
-}
-
-
-def spread(positions: list[float], gap: float) -> list[float]:
-    """The same numbers in the same order, moved up until neighbours are a gap apart."""
-    moved = list(positions)
-    order = sorted(range(len(moved)), key=lambda i: moved[i])
-    for below, above in zip(order, order[1:]):
-        moved[above] = max(moved[above], moved[below] + gap)
-    return moved
-
-
-def chart(rows: list[dict], out: Path, batches: tuple[int, int] = (8, 64)) -> None:
-    """Time against the reset rate, of an LSTM with 128 units: a panel for each B, a line for each
-    way. Times are multiples of the fused reset's at rate 0, from ratios of neighbouring runs."""
-    import plot
-
-    figure, axes = plot.plt.subplots(len(batches), 1, figsize=(4.4, 6.4))
-    colors = [*plot.COLORS, plot.GREY]
-    for batch, axis in zip(batches, axes):
-        cell = {"cell": "lstm", "batch": str(batch), "hidden": "128"}
-        measured = {}
-        for row in rows:
-            if cell.items() <= row.items():
-                measured[float(row["rate"]), row["way"]] = row
-        lines = {}
-        for way in SHOWN:
-            lines[way] = []
-            for rate in RATES:
-                of_ours = float(measured[rate, "ours"]["over_no_resets"])
-                lines[way].append(of_ours * float(measured[rate, way]["over_ours"]))
-        heights = spread([math.log(line[-1]) for line in lines.values()], gap=0.24)
-        for (way, line), height, color in zip(lines.items(), heights, colors):
-            width = 3 if way == "ours" else 1.5
-            axis.plot(range(len(RATES)), line, "o-", color=color, linewidth=width, markersize=4)
-            axis.annotate(
-                SHOWN[way], (len(RATES) - 1, line[-1]), (len(RATES) - 0.85, math.exp(height)),
-                color=color, va="center",
-            )  # fmt: skip
-        unit = float(measured[0.0, "ours"]["ms"])
-        axis.set_title(
-            f"{batch} sequences of {T} steps: 1 is {unit:.0f} ms", color=plot.GREY, fontsize=10
-        )
-        axis.set_yscale("log")
-        axis.set_yticks([1, 2, 5, 10, 20], ["1", "2", "5", "10", "20"])
-        axis.minorticks_off()
-        axis.set_xticks(range(len(RATES)), [f"{rate:g}" for rate in RATES])
-        axis.set_xlim(-0.2, len(RATES) + 1.1)
-        axis.tick_params(colors=plot.GREY)
-        axis.spines[:].set_color(plot.GREY)
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(color=plot.GREY, alpha=0.25)
-        axis.set_ylabel("time (1: fused reset, no resets)", color=plot.GREY)
-    axes[-1].set_xlabel("share of steps that end an episode", color=plot.GREY)
-    figure.tight_layout()
-    figure.savefig(out, transparent=True, metadata={"Date": None})
-    plot.plt.close(figure)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -761,43 +549,23 @@ def main() -> None:
     parser.add_argument("--cells", nargs="+", choices=list(CELLS), default=list(CELLS))
     parser.add_argument("--batches", nargs="+", type=int, default=[8, 64, 128])
     parser.add_argument("--hidden", nargs="+", type=int, default=[128, 256])
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--rates", nargs="+", type=float, default=RATES)
+    parser.add_argument("--steps", type=int, default=T)
+    parser.add_argument("--features", type=int, default=F)
+    parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--results", type=Path, default=RESULTS, help="directory of the CSV file")
-    parser.add_argument("--dry", action="store_true", help="everything once, tiny; writes nothing")
-    parser.add_argument("--chart", action="store_true", help="only draws docs/img/resets.svg")
     options = parser.parse_args()
-    if options.chart:
-        return chart(read(options.results / "resets.csv"), ROOT / "docs/img/resets.svg")
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch finds no GPU")
     torch.set_num_threads(1)
     os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # the profiler says when it starts
-    options.rates = RATES
-    options.steps = T
-    options.features = F
-    options.ways = []
+    options.ways = [way for way in WAYS if not missing(way)]
     for way in WAYS:
-        reason = missing(way, options.device)
-        if options.dry and way.make is TorchRLCompiled:
-            reason = reason or "not in a dry run, because it compiles for half a minute"
-        if reason:
+        if reason := missing(way):
             print(f"left out: {way.name} ({reason})")
-        else:
-            options.ways.append(way)
-    if not options.dry:
-        return measure(options)
-    options.rates = [0.0, 0.1]
-    options.steps = 12
-    options.features = 5
-    options.batches = [3]
-    options.hidden = [8]
-    options.rounds = 1
-    with tempfile.TemporaryDirectory() as folder:
-        options.results = Path(folder)
-        measure(options)
-        wrong = failures(read(options.results / "resets.csv"))
-    if wrong:
+    measure(options)
+    if wrong := failures(read(options.results / "resets.csv")):
         raise SystemExit("not exact: " + "; ".join(wrong))
 
 

@@ -34,14 +34,15 @@ import numpy as np
 import rows
 from rows import RESULTS, ROOT
 
-sys.path.insert(0, str(ROOT / "docs/tools"))
+sys.path[:0] = [str(ROOT / "docs/tools"), str(ROOT / "docs/exercises")]
+import train as exercises  # noqa: E402
 from blocks import patched  # noqa: E402
 
 TASKS, PEERS = rows.read_tasks()
 POINTS = 30  # of a run's curve, at most
 EPISODES = 100  # of a final agent, deterministic ones and as many sampled ones
 
-# Changes of rppo_lstm.py: the block, the old text, the new one. Most are mistakes.
+# Mistakes in rppo_lstm.py, beside those of docs/exercises: the block, the old text, the new one.
 CHANGES: dict[str, list[tuple[str, str, str]]] = {
     "no_reset_on_replay": [
         (
@@ -56,7 +57,6 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
     "zero_state": [
         ("train", "lstm_states.transpose(0, 1).flatten(1, 2)", "0 * lstm_states.transpose(0, 1).flatten(1, 2)")
     ],
-    "no_bootstrap": [("train", "(rewards, v, terminated, done,", "(rewards, v, done, done,")],
     "late_value": [
         (
             "train",
@@ -64,7 +64,6 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
             "agent.step(tensor(obs[t]), reset_state(lstm_state, final[t]))",
         )
     ],
-    "single_steps": [("train", "L = 1 if args.ablate_memory else args.seq_len or T", "L = 1")],
     "axes": [
         (
             "to_sequences",
@@ -88,48 +87,14 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
         ),
     ],
     "stateless_evaluation": [("evaluate", "agent.predict(obs, agent_state,", "agent.predict(obs, None,")],
-    "recompute": [  # no mistake: the states before sequences, by the weights of each epoch
-        (
-            "train",
-            "        for batch in minibatches(s_final, args):\n",
-            """        for number, batch in enumerate(minibatches(s_final, args)):
-            if number % args.num_minibatches == 0:  # an epoch begins
-                with torch.no_grad():
-                    now = lstm_states[0].clone()
-                    for t in range(T):
-                        if t % L == 0:
-                            lstm_states[t // L] = now
-                        _, _, now = agent.step(tensor(obs[t]), now)
-                        now = reset_state(now, final[t])
-                s_state = lstm_states.transpose(0, 1).flatten(1, 2)
-""",
-        )
-    ],
-    "final_steps": [  # in a loop, since the fused reset's output at a final step means nothing
-        (
-            "ResetLSTM.forward",
-            "        x = nn.functional.pad(x, (0, 1))  # (L, B, F + 1)\n",
-            """        h = x.new_zeros(L, B, cell.hidden_size)
-        for t in range(L):
-            h[t], state = self.step(x[t], state)
-            state = reset_state(state, final[t])
-        return h
-        x = nn.functional.pad(x, (0, 1))  # (L, B, F + 1)
-""",
-        ),
-        ("Agent.evaluate_actions", "valid = ~final", "valid = torch.ones_like(final)"),
-        ("train", "batch_valid = ~s_final[:, batch]", "batch_valid = torch.ones_like(s_final[:, batch])"),
-    ],
 }  # fmt: skip
-CHANGES["no_reset"] = [
-    *CHANGES["no_reset_on_replay"],
-    ("train", "lstm_state = reset_state(lstm_state, final[t])", "pass"),
-]
 
 
 def changed(name: str, script: str = "rppo_lstm") -> str:
-    """A script's text with one of CHANGES."""
+    """A script's text with one of CHANGES, or with that of an exercise."""
     text = (ROOT / f"{script}.py").read_text()
+    if name not in CHANGES:
+        return exercises.changed(name)
     for block, old, new in CHANGES[name]:
         text = patched(text, block, old, new)
     return text
@@ -397,7 +362,7 @@ NORMS = """            shared = [*agent.encoder.parameters(), *agent.lstm.parame
 """
 CLIPPED = """
             factor = min(1.0, args.max_grad_norm / (grad_norm.item() + 1e-6))
-            found = args.norms.setdefault(run.step, [])
+            found = norms.setdefault(run.step, [])
             found.append((of_policy.norm().item() * factor, of_value.norm().item() * factor))
 """
 
@@ -417,10 +382,10 @@ def reward_scale(seeds: list[int], steps: int = 30_000) -> list[list]:
             flags = dict(SETTINGS, norm_reward=divided, seed=seed, total_timesteps=steps)
             with tempfile.TemporaryDirectory() as folder:
                 args = script.Args(runs_dir=folder, run_name="run", eval_episodes=0, **flags)
-                args.norms = {}
+                script.norms = {}
                 script.train(args)
                 returns = json.loads(Path(folder, "run/result.json").read_text())["returns"]
-            for iteration, found in enumerate(args.norms.values(), 1):
+            for iteration, found in enumerate(script.norms.values(), 1):
                 means = [f"{x:.4g}" for x in np.mean(found, 0)]
                 last = f"{np.mean(returns or math.nan):.1f}"
                 table.append([divided, seed, iteration, *means, last])

@@ -1,240 +1,238 @@
-"""The benchmarks' own contracts: a row a run, whatever is killed, and the statistics of the tables."""
+"""The benchmarks: every task is a command, every change is one, a run becomes a row, the tables'
+statistics, and every way to reset a state inside a sequence computes the same."""
 
 import argparse
-import json
-import os
-import shlex
-import signal
-import subprocess
 import sys
-import time
+from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import MODULES, ROOT
+import torch
 
-sys.path.insert(0, str(ROOT / "benchmarks"))
-import learning  # noqa: E402
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "docs/tools")]
+import blocks  # noqa: E402
+import resets  # noqa: E402
+import rows  # noqa: E402
+import run  # noqa: E402
+import speed  # noqa: E402
 
-SMALL = "rppo_lstm.py --env-id CartPole-v1 --hidden-size 8 --num-envs 4 --num-steps 32"
+SMALL = "rppo_lstm --env-id CartPole-v1 --hidden-size 8 --num-envs 4 --num-steps 32"
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture
-def options(tmp_path):
-    paths = {name: tmp_path / f"{name}.csv" for name in ("learning", "curves")}
-    return argparse.Namespace(runs_dir=tmp_path / "runs", commit="abc", **paths)
+def options(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "EPISODES", 2)
+    return argparse.Namespace(results=tmp_path, runs_dir=tmp_path / "runs")
 
 
-def started(task: str, options) -> subprocess.Popen:
-    """learning.run in a process group of its own."""
-    options.runs_dir.mkdir(exist_ok=True)
-    code = f"""
-import sys
-from argparse import Namespace
-from pathlib import PosixPath
-sys.path.insert(0, {str(ROOT / "benchmarks")!r})
-import learning
-learning.TASKS = {learning.TASKS!r}
-print(learning.run({task!r}, "lstm", 3, {options!r}))
-"""
-    command = [sys.executable, "-c", code]
-    return subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE, text=True)
+def commands():
+    """Of each script, recipe and set of flags one command: others differ in the flags' values."""
+    found = {}
+    for task in run.TASKS.values():
+        for command in task.methods.values():
+            found[shape(command)] = command, task.steps
+    for *_, steps, _, command in speed.SYSTEMS:
+        words = command.split()
+        words = words[2:] if words[0] in ("mpiexec", "until") else words
+        if words[0] not in ("peer", "product", "games", "spinning_up"):
+            found[shape(" ".join(words))] = " ".join(words), steps
+    return [pytest.param(*of, id=name) for name, of in found.items()]
 
 
-@pytest.mark.slow
-def test_a_killed_queue_goes_on(options, monkeypatch):
-    """kill -9 of the queue and of the training in the middle: the same command ends with one row,
-    of a run that was resumed, whose seconds nobody knows."""
-    steps = 15_000
-    monkeypatch.setattr(learning, "TASKS", {"task": (steps, {"lstm": SMALL})})
-    process, agent = started("task", options), options.runs_dir / "task__lstm__3/agent.pt"
-    deadline = time.time() + 60
-    while not agent.exists():
-        assert process.poll() is None and time.time() < deadline
-        time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    assert not options.learning.exists() and not agent.with_name("result.json").exists()
-    first = agent.stat().st_ctime_ns
-    assert learning.run("task", "lstm", 3, options).startswith("task__lstm__3: ")
-    [row] = learning.read(options.learning)
-    assert (row["task"], row["seed"], row["commit"], row["error"]) == ("task", "3", "abc", "")
-    assert int(row["global_step"]) >= steps and row["wall_seconds"] == ""
-    assert row["eval_episodes"] == "100" and 9 < float(row["eval_mean"]) <= 500
-    assert 9 < float(row["sampled_mean"]) <= 500 and row["sampled_mean"] != row["eval_mean"]
-    assert agent.stat().st_ctime_ns > first
-    [(run, curve)] = learning.read_curves(options.curves).items()
-    points = [step for step, _ in curve]
-    assert run == ("task", "lstm", "3")
-    assert points == sorted({*points}) and 10 < len(points) <= learning.POINTS
-    assert learning.run("task", "lstm", 3, options) == "task__lstm__3: has a row"
-    assert len(learning.read(options.learning)) == 1
-    options.learning.unlink()  # without its row it begins anew
-    learning.run("task", "lstm", 3, options)
-    assert float(learning.read(options.learning)[0]["wall_seconds"]) > 0
+def shape(command: str) -> str:
+    names, flags = rows.split(command)
+    return " ".join([*names, *(flag for flag in flags if flag.startswith("--"))])
 
 
-def test_a_killed_peer_goes_on_from_its_checkpoint(tmp_path, monkeypatch):
-    """With its weights, Adam's moments, curve, learning rate and number of rewards in its
-    statistics. Saving changes no number of a run that is not stopped."""
-    PPO = pytest.importorskip("stable_baselines3").PPO
-    train, seen, learnt = PPO.train, [], []
-
-    def watched(model):
-        rate = model.lr_schedule(model._current_progress_remaining)
-        adam = model.policy.optimizer.state_dict()["state"]
-        numbers = [x.flatten() for moments in adam.values() for x in moments.values()]
-        numbers += [x.detach().flatten() for x in model.policy.parameters()]
-        learnt.append(np.concatenate(numbers))
-        seen.append((model.num_timesteps, rate, model.env.ret_rms.count))
-        if len(seen) == stop_at:
-            raise KeyboardInterrupt
-        train(model)
-
-    def run(folder: str, save_seconds: float) -> dict:
-        monkeypatch.setattr(learning, "SAVE_SECONDS", save_seconds)
-        settings = '{"n_steps": 256, "learning_rate": 1e-3, "linear": ["learning_rate"], '
-        settings += '"normalize": true}'
-        learning.peer("PPO", "CartPole-v1", settings, "2048", "1", str(tmp_path / folder))
-        return json.loads((tmp_path / folder / "result.json").read_text())
-
-    monkeypatch.setattr(learning, "EPISODES", 2)
-    monkeypatch.setattr(PPO, "train", watched)
-    stop_at = 0
-    assert run("saves", -1) == run("never saves", 1e9)
-    whole, seen[:] = seen[:8], []
-    after_five = learnt[5]
-    stop_at = 6
-    with pytest.raises(KeyboardInterrupt):
-        run("stopped", -1)
-    stop_at, seen[:], learnt[:] = 0, [], []
-    result = run("stopped", -1)
-    assert seen == [pytest.approx(row) for row in whole[5:]]
-    assert np.array_equal(learnt[0], after_five) and not np.array_equal(learnt[1], after_five)
-    curve = [step for step, _ in result["curve"]]
-    assert result["global_step"] == 2048 and curve == sorted({*curve}) and curve[0] < 1280
+@pytest.mark.parametrize("command, steps", commands())
+def test_every_command_is_one(command, steps, monkeypatch):
+    """The script's own parser takes its flags; its recipes, its change, its peer exist."""
+    names, flags = rows.split(command)
+    if names[0] == "peer":
+        assert names[1] in run.PEERS and names[2]
+        return
+    for word in names[1:]:
+        if word.startswith("change:"):
+            compile(run.changed(word.removeprefix("change:")), word, "exec")
+        else:
+            for recipe in word.split(","):
+                assert len([*(ROOT / "docs/recipes").rglob(f"{recipe}.py")]) == 1
+            return  # a recipe has flags of its own
+    monkeypatch.setattr(sys, "argv", ["script"])
+    script = rows.load_script(names[0], [])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    args = rows.parse(script, [*flags, "--total-timesteps", str(steps or 1)])
+    assert args.total_timesteps == (steps or 1)
 
 
-def test_an_interrupted_run_begins_anew_if_its_text_changed(options, monkeypatch):
-    monkeypatch.setattr(learning, "TASKS", {"task": (256, {"lstm": SMALL})})
-    run_dir = options.runs_dir / "task__lstm__1"
-    run_dir.mkdir(parents=True)
-    (run_dir / "agent.pt").write_text("not one")  # to resume it would be an error
-    before = {"what": [*SMALL.split(" ", 1), 256, "another hash"], "commit": "old"}
-    run_dir.with_suffix(".json").write_text(json.dumps(before))
-    learning.run("task", "lstm", 1, options)
-    [row] = learning.read(options.learning)
-    assert (row["commit"], row["error"]) == ("abc", "") and float(row["wall_seconds"]) > 0
+@pytest.mark.parametrize("name", run.CHANGES)
+def test_a_change_changes_the_text(name):
+    script = (ROOT / "rppo_lstm.py").read_text()
+    compile(run.changed(name), name, "exec")
+    assert run.changed(name) != script
 
 
-def test_a_run_depends_on_the_script_that_its_recipe_changes(tmp_path, monkeypatch):
-    monkeypatch.setattr(learning, "ROOT", tmp_path)
-    files = (
-        "rppo_lstm.py",
-        "trpo.py",
-        "docs/recipes/a.py",
-        "docs/exercises/train.py",
-        "docs/exercises/1.md",
+def test_a_text_is_changed_within_one_block():
+    script = "X = 1\n\n\ndef f():\n    x = 1\n\n\nclass A:\n    # Above\n    def g(self):\n        x = 1\n"
+    assert blocks.text_of(script, "A.g") == "    # Above\n    def g(self):\n        x = 1\n"
+    assert blocks.patched(script, "A.g", "x = 1", "x = 2") == script[:-2] + "2\n"
+    assert blocks.patched(script, "X", "1", "3") == "X = 3" + script[5:]
+    for block, old in ("f", "x = 2"), ("A", " "), ("h", "x"):
+        with pytest.raises(ValueError):
+            blocks.patched(script, block, old, "")
+
+
+def test_a_run_is_a_row_and_a_curve(options, monkeypatch):
+    methods = {"lstm": SMALL, "changed": SMALL.replace("lstm ", "lstm change:carry_state ")}
+    methods["wrong"] = f"{SMALL} --num-minibatches 3"
+    monkeypatch.setattr(run, "TASKS", {"task": rows.Task("Task", 512, methods, None)})
+    monkeypatch.setattr(sys, "argv", ["run.py"])
+    for method in methods:
+        run.run("task", method, 3, options)
+    found = rows.read(options.results / "learning.csv")
+    assert [row["method"] for row in found] == [*methods]
+    for row in found[:2]:
+        assert row["error"] == "" and row["seed"] == "3" and int(row["global_step"]) >= 512
+        assert 8 <= float(row["eval_mean"]) <= 500 and 8 <= float(row["sampled_mean"]) <= 500
+    assert "must divide the 4 sequences" in found[2]["error"] and found[2]["eval_mean"] == ""
+    curves = rows.read(options.results / "curves.csv")
+    assert [row["method"] for row in curves] == ["lstm", "changed"]
+    for row in curves:
+        steps = [int(step) for step in row["steps"].split()]
+        assert steps == sorted({*steps}) and len(row["returns"].split()) == len(steps) > 2
+
+
+def test_a_peer_is_trained_and_evaluated(monkeypatch):
+    pytest.importorskip("sb3_contrib")
+    monkeypatch.setattr(run, "EPISODES", 2)
+    settings = {"algorithm": "RecurrentPPO", "n_steps": 64, "n_epochs": 1, "normalize": True}
+    settings |= {"linear": ["learning_rate"], "learning_rate": 1e-3, "visible": [1, 0, 1, 0]}
+    result = run.peer(settings, "CartPole-v1", 1024, 1)
+    assert (
+        result["global_step"] == 1024 and len(result["evaluation"]) == len(result["sampled"]) == 2
     )
-    for name in files:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
-    expected = {
-        "rppo_lstm.py": {"rppo_lstm.py"},
-        "docs/recipes/a.py": {"rppo_lstm.py", "trpo.py", "docs/recipes/a.py"},
-        "docs/exercises/train.py": {*files} - {"docs/recipes/a.py"},
-    }
-    for script, names in expected.items():
-        for name in files:
-            before = learning.fingerprint(script)
-            (tmp_path / name).write_text((tmp_path / name).read_text() + name)
-            assert (learning.fingerprint(script) != before) == (name in names), (script, name)
 
 
-def test_a_failure_is_a_row(options, monkeypatch):
-    wrong = {"task": (1000, {"lstm": f"{SMALL} --num-minibatches 3"})}
-    monkeypatch.setattr(learning, "TASKS", wrong)
-    options.runs_dir.mkdir()
-    said = learning.run("task", "lstm", 1, options)
-    [row] = learning.read(options.learning)
-    assert "must divide the 4 sequences" in row["error"] and row["error"] in said
-    assert row["eval_mean"] == ""
+def test_the_gradients_of_both_losses(monkeypatch):
+    """With raw rewards the value loss drowns the policy's gradient; clipping bounds their sum."""
+    monkeypatch.setattr(sys, "argv", ["run.py"])
+    table = run.reward_scale([1], steps=1500)
+    means = {divided: [np.array(row[3:5], float) for row in table if row[0] == divided]
+             for divided in (True, False)}  # fmt: skip
+    policy, value = np.mean(means[False], 0)
+    assert value > 20 * policy and np.mean(means[True], 0)[0] > 5 * policy
+    assert 0 < min(map(np.min, means[True])) and np.max(means[False]) < 0.6
 
 
-def test_every_task_is_a_command(monkeypatch):
-    """The scripts' own parsers take the flags of each task; recipes and exercises exist."""
-    parsed = 0
-    for steps, methods in learning.TASKS.values():
-        for command in methods.values():
-            script, *flags = shlex.split(command)
-            if script == "peer":
-                continue
-            assert (ROOT / script).exists()
-            if script.removesuffix(".py") in MODULES:
-                monkeypatch.setattr(sys, "argv", [script, *flags, "--total-timesteps", str(steps)])
-                assert MODULES[script.removesuffix(".py")].parse_args().total_timesteps == steps
-                parsed += 1
-    assert parsed > 30
-
-
-@pytest.mark.parametrize("text, seeds", [("3", [3]), ("1:5", [1, 2, 3, 4, 5])])
-def test_seeds_are_one_or_a_range(text, seeds):
-    assert list(learning.seed_range(text)) == seeds
-    with pytest.raises(argparse.ArgumentTypeError, match="^3:1 has no seed$"):
-        learning.seed_range("3:1")
-
-
-@pytest.mark.parametrize("flags", ["--seeds one", "--methods lstn"])
-def test_a_wrong_flag_is_one_line(flags, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["learning.py", "cartpole", *flags.split()])
-    with pytest.raises(SystemExit, match="2"):
-        learning.main()
-    assert flags.split()[1] in capsys.readouterr().err.splitlines()[-1]
-
-
-def test_the_words_before_the_flags_go_along_when_a_run_goes_on():
-    assert learning.names("rppo_continuous --env-id Pendulum-v1") == ["rppo_continuous"]
-    assert learning.names("--env-id CartPole-v1 --mask-velocity") == learning.names("") == []
+def test_speeds_are_steps_over_seconds(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["speed.py"])
+    clock, processor = speed.train(ROOT, SMALL, 640, 0, None)
+    assert 50 < clock < 1e6 and 50 < processor < 1e6
+    seconds, _ = speed.train(ROOT, SMALL, 10**6, 0, 10)  # to a return of 10, an iteration or two
+    assert 0 < seconds < 60
+    assert speed.train(ROOT, SMALL, 0, 0.2, None)[0] > 50  # for so many seconds
 
 
 def test_the_statistics_of_the_tables():
     """The mean of the middle half; its interval covers the truth 95 times of 100."""
     pytest.importorskip("matplotlib")
-    import plot
+    import report
 
-    assert plot.iqm(np.array([0, 100, 1, 2, 3, 4, 5, -90.0])) == pytest.approx((1 + 2 + 3 + 4) / 4)
-    assert plot.iqm(np.array([1.0, 2.0, 6.0])) == 3
-    assert plot.interval(np.full(5, 7.0)) == (7, 7, 7)
-    assert plot.shown(np.array([7.0])) == "7.0" and plot.shown(np.ones(2)) == "1.00 [1.00, 1.00]"
+    assert report.iqm(np.array([0, 100, 1, 2, 3, 4, 5, -90.0])) == pytest.approx(2.5)
+    assert report.iqm(np.array([1.0, 2.0, 6.0])) == 3
+    assert report.interval(np.full(5, 7.0)) == (7, 7, 7)
+    assert report.shown(np.array([7.0])) == "7.0" and report.shown(np.array([-0.001])) == "0.00"
     random, covered = np.random.default_rng(1), 0
     for _ in range(100):
-        _, low, high = plot.interval(random.normal(size=30), samples=500)
+        _, low, high = report.interval(random.normal(size=30), samples=500)
         covered += low <= 0 <= high
     assert 0.88 <= covered / 100 <= 0.99
 
 
-def test_sampled_returns_are_shown_where_they_differ(tmp_path):
+def test_a_table_has_the_rows_that_name_a_commit(tmp_path):
+    """Sampled returns are shown where they differ; a row of a changed script counts nowhere."""
     pytest.importorskip("matplotlib")
-    import plot
+    import report
 
-    rows = [
+    found = [
         {"task": "lunarlander-masked", "method": method, "flags": "--env-id LunarLander-v3",
-         "seed": seed, "steps": 1000, "eval_mean": -50 + seed, "sampled_mean": sampled}
-        for method, gain in (("lstm", 150), ("ablated", 1), ("frames", None))
+         "seed": seed, "steps": 1000, "eval_mean": -50 + seed, "sampled_mean": -50 + seed + gain,
+         "commit": "abc-dirty" if method == "frames" else "abc"}
+        for method, gain in (("lstm", 150), ("ablated", 1), ("frames", 0))
         for seed in range(3)
-        for sampled in ["" if gain is None else -50 + seed + gain]
     ]  # fmt: skip
-    learning.append(tmp_path / "learning.csv", learning.FIELDS, rows)
-    lines = plot.table(["lunarlander-masked"], tmp_path).split("\n")
+    rows.append(tmp_path / "learning.csv", rows.LEARNING, found)
+    lines = report.results("lunarlander-masked", tmp_path).replace("&nbsp;", " ").split("\n")
     assert lines[0] == "| task, agent | return | sampled | worst | solved |"
-    assert lines[1] == "|---|---|---|---|---|"
-    assert lines[3:6] == [
+    assert lines[3:] == [
         "| LSTM | -49.0 [-50.0, -48.0] (3) | 101.0 [100.0, 102.0] | -50.0 | 0 of 3 |",
         "| no memory | -49.0 [-50.0, -48.0] (3) | | -50.0 | 0 of 3 |",
-        "| four frames | -49.0 [-50.0, -48.0] (3) | | -50.0 | 0 of 3 |",
     ]
-    (tmp_path / "learning.csv").unlink()
-    learning.append(tmp_path / "learning.csv", learning.FIELDS, rows[3:])
-    lines = plot.table(["lunarlander-masked"], tmp_path).split("\n")
-    assert lines[0] == "| task, agent | return | worst | solved |"
-    assert lines[3] == "| no memory | -49.0 [-50.0, -48.0] (3) | -50.0 | 0 of 3 |"
+
+
+def test_a_detail_stands_beside_what_has_the_same_flags(tmp_path):
+    pytest.importorskip("matplotlib")
+    import report
+
+    task = "details-cartpole-masked"
+    found = [
+        {"task": task, "method": method, "seed": seed, "eval_mean": 100 * seed}
+        for method in ("nothing, sequences of 16", "replay from a zero state")
+        for seed in range(1, 6)
+    ]
+    rows.append(tmp_path / "learning.csv", rows.LEARNING, found)
+    lines = report.detail("replay from a zero state", tmp_path).split("\n")[2:]
+    assert lines[0].startswith("| as it is, sequences of 16 | 300.0 [")
+    assert lines[1].startswith("| replay from a zero state | 300.0 [") and len(lines) == 2
+
+
+WAYS = {way.name: way for way in resets.WAYS}
+EXACT = [(kind, way.name) for way in resets.WAYS if way.exact for kind in way.kinds]
+
+
+def ends() -> dict[str, torch.Tensor]:
+    """final (T, B): scattered, adjacent final steps, first and last ones, and none at all."""
+    adjacent = torch.zeros(7, 3, dtype=torch.bool)
+    adjacent[2:5, 0] = adjacent[0, 1] = adjacent[6, 2] = True
+    return {
+        "scattered": resets.random_final(4, 0.2, 9),
+        "adjacent": adjacent,
+        "none": torch.zeros_like(adjacent),
+    }
+
+
+def error(kind: str, way: resets.Way, final: torch.Tensor) -> float:
+    """The larger error, of h or of the gradients, against the loop in float64."""
+    data = resets.make_data(kind, final, hidden=6, features=5).to(torch.float64, "cpu")
+    expected = resets.results(resets.loaded(resets.LOOP, kind, data), data)
+    return max(resets.errors(resets.results(resets.loaded(way, kind, data), data), expected))
+
+
+@pytest.mark.parametrize("kind, name", EXACT)
+def test_every_way_agrees_with_the_loop(kind, name):
+    if reason := resets.missing(WAYS[name]):
+        pytest.skip(reason)
+    for final in ends().values():
+        assert error(kind, WAYS[name], final) <= 1e-12
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_without_resets_it_is_another_function(kind):
+    found = {name: error(kind, WAYS["no resets"], final) for name, final in ends().items()}
+    assert found["none"] <= 1e-12 and min(found["scattered"], found["adjacent"]) > 0.1
+
+
+def test_what_the_csv_has_is_not_measured_again(tmp_path, capsys):
+    small = {"cells": ["gru"], "batches": [2], "hidden": [4], "rates": [0.0, 0.2], "rounds": 1}
+    small |= {"steps": 6, "features": 3, "device": "cpu", "results": tmp_path}
+    options = argparse.Namespace(ways=[WAYS["ours"], WAYS["padded"]], **small)
+    for _ in range(2):
+        resets.measure(options)
+    assert "has its rows" in capsys.readouterr().out.splitlines()[-1]
+    found = rows.read(tmp_path / "resets.csv")
+    assert len(found) == 4 and not resets.failures(found)
+    assert all(float(row["ms"]) > 0 and float(row["over_ours"]) > 0 for row in found)
+    found[1]["error_grad64"] = "1e-9"
+    assert len(resets.failures(found)) == 1
