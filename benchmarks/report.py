@@ -610,7 +610,8 @@ def memory_training(out: Path) -> None:
     axis.set_ylim(-0.03, 1.05)
     axis.set_xlabel("environment steps of training", color=GREY)
     axis.set_ylabel("R² on held-out episodes; return / 500", color=GREY)
-    axis.legend(frameon=False, labelcolor=GREY, fontsize=9)
+    place = {"loc": "lower right", "bbox_to_anchor": (1, 0.1)}
+    axis.legend(frameon=False, labelcolor=GREY, fontsize=9, **place)
     save(figure, out)
 
 

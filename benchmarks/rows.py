@@ -57,25 +57,22 @@ def split(command: str) -> tuple[list[str], list[str]]:
     return names, words[len(names) :]
 
 
-def load_script(name: str, recipes: list[str], text: str | None = None, root: Path = ROOT):
-    """A fresh module of a script, with recipes, or of a changed text of it."""
+def load_script(name: str, recipes: list[str], text: str = "", root: Path = ROOT) -> ModuleType:
+    """A new module of a checkout's script, with recipes, or with a changed text."""
     path = root / f"{name}.py"
+    if recipes:
+        return use().fresh(str(path), *recipes)
     script = ModuleType(name)
     script.__file__ = str(path)
-    sys.modules[name] = script  # where dataclasses and pickle look
+    sys.modules[name] = script  # where dataclasses look
     exec(compile(text or path.read_text(), str(path), "exec"), vars(script))
-    if recipes:
-        recipe("use").apply(script, recipes)
     return script
 
 
-def recipe(name: str) -> ModuleType:
-    """A module of docs/recipes."""
-    [path] = (ROOT / "docs/recipes").rglob(f"{name}.py")
-    for folder in {ROOT / "docs/recipes", path.parent}:
-        if str(folder) not in sys.path:
-            sys.path.insert(0, str(folder))
-    return importlib.import_module(name)
+def use() -> ModuleType:
+    """docs/recipes/use.py: fresh(SCRIPT, RECIPE, ...) and recipe(NAME) are modules."""
+    sys.path[:0] = [str(ROOT / "docs/recipes")]
+    return importlib.import_module("use")
 
 
 def parse(script, flags: list[str]):

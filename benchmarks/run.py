@@ -106,7 +106,7 @@ def script_of(names: list[str]):
     changes = [word.removeprefix("change:") for word in others if word.startswith("change:")]
     recipes = [word for word in others if not word.startswith("change:")]
     recipes = recipes[0].split(",") if recipes else []
-    return rows.load_script(name, recipes, changed(changes[0], name) if changes else None)
+    return rows.load_script(name, recipes, changed(changes[0], name) if changes else "")
 
 
 def train(names: list[str], flags: list[str], steps: int, seed: int, run_dir: Path) -> dict:
@@ -297,7 +297,7 @@ def memory_look(seeds: list[int], steps: int | None = None) -> list[list]:
     trained agent: what is read from h is then a property of the network alone. Columns: task,
     agent, seed, steps it was trained for, what was read, at (steps back, or the time step of a
     held-out episode), value (R^2, the share of right guesses, a velocity, or a return)."""
-    look = rows.recipe("look_inside")
+    look = rows.use().recipe("look_inside")
     table: list[list] = []
     short = {"total_timesteps": steps} if steps else {}
 

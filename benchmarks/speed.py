@@ -50,7 +50,7 @@ from rows import RESULTS, ROOT, SPEED
 
 WORK = "--num-envs 8 --num-steps 128 --num-minibatches 4 --update-epochs 4 --hidden-size 128"
 LSTM = "rppo_lstm --env-id CartPole-v1"
-DEFAULTS = """rppo_lstm critics --critic separate --env-id CartPole-v1 --num-envs 8 --num-steps 128
+DEFAULTS = """rppo_lstm networks --critic separate --env-id CartPole-v1 --num-envs 8 --num-steps 128
     --num-minibatches 8 --update-epochs 10 --hidden-size 256 --learning-rate 3e-4"""
 PENDULUM = "rppo_continuous --env-id Pendulum-v1"
 BREAKOUT = "rppo_gru_atari --env-id ALE/Breakout-v5"

@@ -56,21 +56,19 @@ def configuration(pages: dict[str, bytes]) -> str:
     for name in listed:
         if name not in pages:
             raise ValueError(f"zensical.toml lists {name}, which does not exist")
-    kinds = {path.stem: path.parent.name for path in all_recipes()}
-    entries: dict[str, dict[str, list[str]]] = {"recipes": {}, "exercises": {}, "else": {}}
-    for name in sorted(name for name in pages if name.endswith(".md") and name not in listed):
+    kinds = {f"recipes/{path.stem}.md": path.parent.name for path in all_recipes()}
+    order = [*kinds, *sorted(name for name in pages if name.endswith(".md"))]
+    entries: dict[str, dict[str, str]] = {"recipes": {}, "exercises": {}, "else": {}}
+    for name in dict.fromkeys(name for name in order if name not in listed):
         title = pages[name].decode().split("\n")[0].removeprefix("# ").replace("`", "")
         place = name.split("/")[0] if name.startswith(("recipes/", "exercises/")) else "else"
-        kind = kinds[Path(name).stem] if place == "recipes" else ""
+        kind = kinds.get(name, "").removeprefix("recipes")
         entry = f"        {{ {json.dumps(title)} = {json.dumps(name)} }},\n"
-        entries[place].setdefault(kind.removeprefix("recipes"), []).append(entry)
+        entries[place][kind] = entries[place].get(kind, "") + entry
     for place, groups in entries.items():
         text = ""
-        for kind, found in groups.items():
-            inside = "".join(found)
-            text += (
-                f"        {{ {json.dumps(kind)} = [\n{inside}        ] }},\n" if kind else inside
-            )
+        for kind, lines in groups.items():
+            text += f"        {{ {json.dumps(kind)} = [\n{lines}        ] }},\n" if kind else lines
         config = config.replace(f"        # pages of {place}\n", text)
     return config
 

@@ -239,10 +239,13 @@ def flags(name: str) -> str:
     return "\n\n".join(parts)
 
 
+FOLDERS = "networks", "memory", "inputs", "tasks", "training", "logging", "after", "recipes"
+
+
 def all_recipes(kind: str = "") -> list[Path]:
     """The recipes of a folder, or all: folder by folder."""
     found = (ROOT / "docs/recipes" / kind).rglob("*.py")
-    return sorted(path for path in found if path.stem != "__init__")
+    return sorted(found, key=lambda path: (FOLDERS.index(path.parent.name), path.stem))
 
 
 def recipe_parts(path: Path) -> tuple[str, str, str]:
@@ -265,13 +268,17 @@ def fenced(indented: str) -> str:
 
 
 def recipes(kind: str) -> str:
+    """A table; where there are several folders, their names are rows of it."""
     found = all_recipes(kind)
     if not found:
         raise ValueError(f"docs/recipes has no {kind}")
-    rows = [
-        f"| [{path.stem}](recipes/{path.stem}.md) | {recipe_parts(path)[0]} |" for path in found
-    ]
-    return "\n".join(["| recipe | what it does |", "|---|---|", *rows])
+    lines = ["| recipe | what it does |", "|---|---|"]
+    for path, before in zip(found, [None, *found]):
+        folder = path.parent.name
+        if not kind and (before is None or before.parent.name != folder):
+            lines.append(f"| **{folder.replace('recipes', 'the driver')}** | |")
+        lines.append(f"| [{path.stem}](recipes/{path.stem}.md) | {recipe_parts(path)[0]} |")
+    return "\n".join(lines)
 
 
 def recipe_page(path: Path) -> str:
