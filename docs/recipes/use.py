@@ -12,13 +12,16 @@ recipe's flags are fields of its Args: --help shows them, agent.pt keeps them. Y
 file NAME.py in the current directory or on PYTHONPATH.
 """
 
+import copy
 import importlib.util
 import os
 import random
 import sys
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import cloudpickle
 import gymnasium as gym
@@ -30,13 +33,16 @@ ROOT = HERE.parent.parent
 SCRIPTS = "rppo_lstm", "rppo_continuous", "rppo_gru_atari", "trpo", "ppo1_mpi"
 # The order in which recipes are applied: environments, networks, weights, runs. Others come last.
 ORDER = (
-    "poc_memory", "minigrid_memory", "memory_gym_tasks", "ppo1_atari", "ppo1_mujoco",
-    "images", "previous_action", "frame_stack", "feedforward", "long_memory", "networks", "critics",
-    "activations", "stacked_lstm", "sde", "squash", "multi_discrete", "action_masks", "warm_start",
-    "imitation", "adam", "eval_limit", "schedules", "keep_best", "diagnostics", "scalars",
-    "callbacks", "data_parallel",
+    "poc_memory", "minigrid_memory", "memory_gym_tasks", "ppo1",
+    "images", "previous_action", "frame_stack", "feedforward", "long_memory", "min_gru", "lru",
+    "attention", "stacked_lstm", "networks", "sde", "squash", "multi_discrete", "action_masks",
+    "warm_start", "imitation", "carry_state", "overlap", "losses", "eval_limit", "schedules",
+    "keep_best", "scalars", "callbacks", "data_parallel",
 )  # fmt: skip
-ALIASES = {"image_frames": "images"}  # what old runs call a recipe
+ALIASES = {  # former names of recipes, in old runs and commands
+    "image_frames": "images", "activations": "networks", "critics": "networks",
+    "adam": "schedules", "diagnostics": "scalars", "ppo1_atari": "ppo1", "ppo1_mujoco": "ppo1",
+}  # fmt: skip
 sys.modules.setdefault("use", sys.modules[__name__])  # recipes import this very module
 
 
@@ -73,6 +79,7 @@ def import_file(file: Path):
 
 def find(name: str, path: str | None = None) -> Path:
     """The file of a recipe, by the path that agent.pt holds, else by name. ValueError if none."""
+    name = ALIASES.get(name, name)
     if path and Path(path).is_file():
         return Path(path)
     if name.endswith(".py"):
@@ -155,7 +162,6 @@ def made_by(run_dir) -> tuple[str, list[str], dict]:
         kind, *names = saved["script"].split("+")
     except Exception as error:  # a damaged file can raise anything
         raise ValueError(f"{run_dir} is not the directory of a run: {error!r:.150}") from error
-    names = list(dict.fromkeys(ALIASES.get(name, name) for name in names))
     path = Path(saved.get("file", kind))
     beside = [path, ROOT / path.name, Path.cwd() / path.name]
     script = next((str(file) for file in beside if file.is_file()), kind)
@@ -186,6 +192,47 @@ def memories(agent) -> list[str]:
     return [name for name in names if hasattr(agent, name)]
 
 
+def replace_memory(script, make) -> None:
+    """make(args, input_size, hidden_size) returns what is in the place of the script's memory. A
+    script that has one only if told so has it by default."""
+    if not hasattr(script, "building"):
+
+        class Agent(script.Agent):
+            def __init__(self, envs, args):
+                script.building = args  # the agent's, while it is built
+                super().__init__(envs, args)
+
+        script.building = None
+        script.Agent = Agent
+    if hasattr(script.Args, "memory"):
+
+        @dataclass
+        class Args(script.Args):
+            memory: Literal["none", "lstm"] = "lstm"  # between the encoder and the actor
+
+        script.Args = Args
+    name = f"Reset{memory_name(script).upper()}"
+    setattr(script, name, lambda inputs, units: make(script.building, inputs, units))
+
+
+def knobs(script) -> None:
+    """Gives each run.knobs, from which train reads its numbers at each iteration, for recipes to
+    change. run.args stays what the user asked for, and is what agent.pt and result.json hold."""
+    if hasattr(script.Run, "knobs"):
+        return
+    train = script.train
+
+    class Run(script.Run):
+        knobs = None
+
+        def __init__(self, args, *others):
+            super().__init__(copy.copy(args), *others)
+            self.knobs = args
+
+    script.Run = Run
+    script.train = lambda args: train(copy.copy(args))
+
+
 def is_first(script) -> bool:
     """Is this the process that writes? The only one, or rank 0 of mpiexec's or torchrun's."""
     return not hasattr(script, "world") or script.world().rank == 0
@@ -202,6 +249,25 @@ def numbers(script, name: str, words: str) -> list[int]:
     fits = all(word.isdecimal() and int(word) > 0 for word in split)
     script.check(fits, f"{name} {words!r}: must be positive integers, separated by commas")
     return [int(word) for word in split]
+
+
+def choices(space) -> np.ndarray:
+    """How many choices each of the K components of an action has: (K,)."""
+    if isinstance(space, gym.spaces.MultiBinary):
+        return np.full(space.shape, 2).ravel()
+    return np.ravel(space.n if isinstance(space, gym.spaces.Discrete) else space.nvec)
+
+
+def change(module: torch.nn.Module, **methods) -> None:
+    """Gives one module other methods, by a class of its own: its weights keep their names. A method
+    has the old one as its first input."""
+    kind = type(module)
+
+    def method(name, new):
+        return lambda self, *inputs: new(partial(getattr(kind, name), self), *inputs)
+
+    changed = {name: method(name, new) for name, new in methods.items()}
+    module.__class__ = type(kind.__name__, (kind,), changed)
 
 
 @contextmanager

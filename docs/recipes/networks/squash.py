@@ -1,17 +1,15 @@
 """Squashed actions: tanh of what the policy samples, stretched to the bounds.
 
-    python docs/recipes/squash.py --squash-output --env-id Pendulum-v1
-    python docs/recipes/squash.py trpo --squash-output --env-id LunarLanderContinuous-v3
+    python docs/recipes/use.py rppo_continuous squash --squash-output --env-id Pendulum-v1
+    python docs/recipes/use.py trpo squash --squash-output --env-id LunarLanderContinuous-v3
 
 Otherwise actions beyond the bounds are clipped. The density of a squashed action is corrected for
-tanh; the entropy then has no closed form, and is estimated from a sample. The recipe sde brings
-this one along.
+tanh; the entropy then has no closed form, and is estimated from a sample.
 """
 
 from dataclasses import dataclass
 
 import torch
-import use as driver
 from gymnasium import spaces
 from torch.distributions import Independent
 
@@ -38,7 +36,7 @@ class Squashed(Independent):
 
 
 def use(script):
-    fits = script.__name__ in ("rppo_continuous", "trpo")
+    fits = script.kind in ("rppo_continuous", "trpo")
     script.check(fits, "squash: works only with rppo_continuous and trpo, on real-valued actions")
     clipped = script.to_env
 
@@ -46,8 +44,9 @@ def use(script):
         """actions (N, K), any real numbers -> (N, *shape) between the bounds."""
         if not isinstance(space, SquashedBox):
             return clipped(actions, space)
-        share = (actions.tanh().cpu().numpy().reshape(-1, *space.shape) + 1) / 2  # from 0 to 1
-        return (space.low + share * (space.high - space.low)).astype(space.dtype)
+        share = (actions.tanh().numpy(force=True).reshape(-1, *space.shape) + 1) / 2  # 0 to 1
+        stretch = space.low + share * (space.high - space.low)
+        return stretch.clip(space.low, space.high).astype(space.dtype)  # rounding can leave them
 
     @dataclass
     class Args(script.Args):
@@ -62,17 +61,12 @@ def use(script):
                 script.check(bounded, "--squash-output: actions must have bounds")
                 self.action_space = SquashedBox(space.low, space.high, dtype=space.dtype)
 
-        def policy(self, *inputs):
-            plain = super().policy(*inputs)
+        def policy(self, h):
+            plain = super().policy(h)
             if not self.args.squash_output:
                 return plain
             return Squashed(plain.base_dist, 1, validate_args=False)
 
     script.Args = Args
-    script.FIXED = (*script.FIXED, "squash_output")
     script.Agent = SquashedAgent
     script.to_env = stretched
-
-
-if __name__ == "__main__":
-    driver.main("squash", "rppo_continuous")

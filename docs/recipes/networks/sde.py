@@ -1,11 +1,11 @@
-"""More of gSDE: expln, one standard deviation for all actions, squashed actions; gSDE in trpo.
+"""More of gSDE: expln, one standard deviation for all actions, and gSDE in trpo.
 
-    python docs/recipes/sde.py --use-sde --use-expln --env-id Pendulum-v1 --mask-velocity
-    python docs/recipes/sde.py trpo --use-sde --env-id LunarLanderContinuous-v3
+    python docs/recipes/use.py rppo_continuous sde --use-sde --use-expln --env-id Pendulum-v1
+    python docs/recipes/use.py trpo sde --use-sde --env-id LunarLanderContinuous-v3
 
 gSDE, generalised state-dependent exploration (Raffin et al. 2021, arXiv:2005.05719): the noise in
 an action is a random matrix times the features that the actor's last layer reads, and the matrix
-is kept for many steps. The recipe squash comes along, for --squash-output.
+is kept for many steps.
 """
 
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ from torch.distributions import Independent, Normal
 
 
 def use(script):
-    fits = script.__name__ in ("rppo_continuous", "trpo")
+    fits = script.kind in ("rppo_continuous", "trpo")
     script.check(fits, "sde: works only with rppo_continuous and trpo, on real-valued actions")
-    if script.__name__ == "trpo":
+    if script.kind == "trpo":
 
         @dataclass
         class Base(script.Args):
@@ -28,7 +28,6 @@ def use(script):
             sde_sample_freq: int = -1  # steps between new noise matrices; -1: one for each rollout
 
         script.Args = Base
-        script.FIXED = (*script.FIXED, "use_sde")
 
     @dataclass
     class Args(script.Args):
@@ -40,6 +39,8 @@ def use(script):
             super().__init__(envs, args)
             space = self.action_space
             script.check(isinstance(space, spaces.Box), f"sde: actions must be a Box, not {space}")
+            every = args.sde_sample_freq
+            script.check(every == -1 or every > 0, f"--sde-sample-freq {every}: -1, or positive")
             if args.use_sde:
                 K, features = self.actor.weight.shape
                 columns = K if args.full_std else 1
@@ -60,35 +61,43 @@ def use(script):
                 h = layer(h)
             return h
 
-        def policy(self, h, *legal):
+        def policy(self, h):
             std = self.std()
             if self.args.use_sde:
                 std = (self.features(h).detach() ** 2 @ std**2 + 1e-6).sqrt()
             normal = Normal(self.actor(h), std, validate_args=False)
             return Independent(normal, 1, validate_args=False)
 
-        def sample_noise(self, *shape):
-            """Matrices (*shape, features, K), or noise (*shape, K) without gSDE. With gSDE shape
-            (T, N), of trpo's rollout, gives a list of T: several steps have the same matrices."""
+        def sample_noise(self, num_envs):
+            """Matrices (N, features, K), or noise (N, K) without gSDE, from the CPU's generator."""
             std = self.std()
-            if not self.args.use_sde or len(shape) == 1:
-                return torch.randn(*shape, *std.shape).to(std.device) * std
-            T, N = shape
-            every = self.args.sde_sample_freq if self.args.sde_sample_freq > 0 else T
-            matrices = [self.sample_noise(N) for _ in range(0, T, every)]
-            return [matrices[t // every] for t in range(T)]
+            return torch.randn(num_envs, *std.shape).to(std.device) * std
 
-        def act(self, h, *others):
-            """others: noise or, in trpo, legal choices and noise."""
+        def act(self, h, noise):
             if not self.args.use_sde:
-                return super().act(h, *others)
-            return self.actor(h) + (self.features(h)[:, None] @ others[-1])[:, 0]
+                return self.actor(h) + noise
+            return self.actor(h) + (self.features(h)[:, None] @ noise)[:, 0]
+
+    class SdeTrpo(SdeAgent):
+        """trpo's train asks for one action after the other; here is when there is new noise."""
+
+        acted = 0  # steps of all rollouts
+        noise = None
+
+        def act(self, h):
+            T, every = self.args.num_steps, self.args.sde_sample_freq
+            if self.acted % T % (every if every > 0 else T) == 0 or not self.args.use_sde:
+                self.noise = self.sample_noise(len(h))
+            self.acted += 1
+            return super().act(h, self.noise)
+
+        def predict(self, *inputs, **options):
+            """New noise at each step, and the rollout's as it was."""
+            kept = self.acted, self.noise
+            self.acted = 0
+            found = super().predict(*inputs, **options)
+            self.acted, self.noise = kept
+            return found
 
     script.Args = Args
-    script.FIXED = (*script.FIXED, "full_std", "use_expln")
-    script.Agent = SdeAgent
-    driver.add(script, "squash")
-
-
-if __name__ == "__main__":
-    driver.main("sde")
+    script.Agent = SdeTrpo if script.kind == "trpo" else SdeAgent
