@@ -86,7 +86,7 @@ class Args:
     clip_coef: float = 0.2  # epsilon of the surrogate
     ent_coef: float = 0.01  # weight of the entropy bonus
     vf_coef: float = 2.0  # weight of the value loss, 0.5 (V - R)^2; PPO1 minimises (V - R)^2
-    target_kl: float = np.inf  # an update ends when the estimated KL exceeds 1.5 times this
+    target_kl: float | None = None  # an update ends when the estimated KL exceeds 1.5 times this
 
     preset: bool = True  # begin with the values that PRESETS has for the task, if any
     runs_dir: str = "runs"  # directory of new runs
@@ -353,9 +353,11 @@ def ppo_loss(logprob, old_logprob, advantage, clip_coef: float):
     return -surrogate.mean(), kl, (ratio != clipped).float().mean()
 
 
-def too_far(kl: Tensor, target_kl: float, comm) -> bool:
+def too_far(kl: Tensor, target_kl: float | None, comm) -> bool:
     """Have the ranks, on average, moved so far that the update must end? All get one answer."""
-    return target_kl < np.inf and bool(average(kl.detach().clone(), comm) > 1.5 * target_kl)
+    if target_kl is None:
+        return False
+    return bool(average(kl.detach().clone(), comm) > 1.5 * target_kl)
 
 
 def to_sequences(x: Tensor, L: int) -> Tensor:
@@ -518,7 +520,7 @@ def check_args(args: Args) -> None:
         if name.startswith("num_") or name.endswith(("_size", "_epochs", "_timesteps")):
             check(value > 0, f"{flag}: must be positive")
         if name.endswith(("_rate", "_coef", "_norm", "_kl", "_len", "gamma", "lambda", "seed")):
-            check(value >= 0, f"{flag}: must not be negative, nor NaN")
+            check(value is None or value >= 0, f"{flag}: must not be negative, nor NaN")
     check(max(args.gamma, args.gae_lambda) <= 1, "--gamma, --gae-lambda: must not be above 1")
 
 

@@ -88,7 +88,7 @@ class Args:
     ent_coef: float = 0.0  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss, 0.5 (V - R)^2; Stable-Baselines3 has no 0.5
     max_grad_norm: float = 0.5  # gradients are clipped to this norm
-    target_kl: float = np.inf  # an update ends when the estimated KL exceeds 1.5 times this
+    target_kl: float | None = None  # an update ends when the estimated KL exceeds 1.5 times this
 
     preset: bool = True  # begin with the values that PRESETS has for the task, if any
     runs_dir: str = "runs"  # directory of new runs
@@ -353,9 +353,9 @@ def ppo_loss(logprob, old_logprob, advantage, clip_coef: float):
     return -surrogate.mean(), kl, (ratio != clipped).float().mean()
 
 
-def too_far(kl: Tensor, target_kl: float) -> bool:
+def too_far(kl: Tensor, target_kl: float | None) -> bool:
     """Has the policy moved so far that the update must end? As in Stable-Baselines3."""
-    return target_kl < np.inf and bool(kl > 1.5 * target_kl)
+    return target_kl is not None and bool(kl > 1.5 * target_kl)
 
 
 def to_sequences(x: Tensor, L: int) -> Tensor:
@@ -509,7 +509,7 @@ def check_args(args: Args) -> None:
         if name.startswith("num_") or name.endswith(("_size", "_epochs", "_timesteps")):
             check(value > 0, f"{flag}: must be positive")
         if name.endswith(("_rate", "_coef", "_norm", "_kl", "_len", "gamma", "lambda", "seed")):
-            check(value >= 0, f"{flag}: must not be negative, nor NaN")
+            check(value is None or value >= 0, f"{flag}: must not be negative, nor NaN")
     check(max(args.gamma, args.gae_lambda) <= 1, "--gamma, --gae-lambda: must not be above 1")
     check(not args.cuda or torch.cuda.is_available(), "--cuda: torch finds no GPU")
     freq = args.sde_sample_freq

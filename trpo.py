@@ -573,7 +573,7 @@ def check_args(args: Args) -> None:
         if name.startswith("num_") or name.endswith(("_size", "_epochs", "_timesteps")):
             check(value > 0, f"{flag}: must be positive")
         if name.endswith(("_rate", "_coef", "_norm", "_kl", "_len", "gamma", "lambda", "seed")):
-            check(value >= 0, f"{flag}: must not be negative, nor NaN")
+            check(value is None or value >= 0, f"{flag}: must not be negative, nor NaN")
     check(max(args.gamma, args.gae_lambda) <= 1, "--gamma, --gae-lambda: must not be above 1")
     check(not args.cuda or torch.cuda.is_available(), "--cuda: torch finds no GPU")
     factor = args.line_search_shrinking_factor
