@@ -43,6 +43,7 @@ ALIASES = {  # former names of recipes, in old runs and commands
     "image_frames": "images", "activations": "networks", "critics": "networks",
     "adam": "schedules", "diagnostics": "scalars", "ppo1_atari": "ppo1", "ppo1_mujoco": "ppo1",
 }  # fmt: skip
+sys.path += map(str, HERE.glob("*/"))  # --env-id poc_memory:PocMemory-v0
 sys.modules.setdefault("use", sys.modules[__name__])  # recipes import this very module
 
 

@@ -88,7 +88,8 @@ class Branches(nn.Module):
 
     def forward(self, x, state, final):
         actor_state, critic_state = (part.contiguous() for part in self.unpack(state))
-        return torch.cat([self.actor(x, actor_state, final), self.critic(x, critic_state, final)], -1)
+        h = self.actor(x, actor_state, final)
+        return torch.cat([h, self.critic(x, critic_state, final)], -1)
 
 
 def mlp(script, inputs: int, flag: str):

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn as nn
-import use as driver
 from gymnasium import spaces
 from torch.distributions import Independent, Normal
 

@@ -1,8 +1,9 @@
 """Memory Gym: Mortar Mayhem, Mystery Path and Searing Spotlights, tasks of pixels and memory.
 
-    python docs/recipes/memory_gym_tasks.py --env-id MortarMayhem-Grid-v0
-    python docs/recipes/memory_gym_tasks.py --env-id MortarMayhem-Grid-v0 --ablate-memory
-    python docs/recipes/memory_gym_tasks.py --task '{"command_count": [4], "explosion_delay": [2]}'
+    python docs/recipes/use.py rppo_lstm memory_gym_tasks --env-id MortarMayhem-Grid-v0
+    python docs/recipes/use.py rppo_lstm memory_gym_tasks --env-id MortarMayhem-Grid-v0 --ablate-memory
+    python docs/recipes/use.py rppo_lstm memory_gym_tasks \\
+        --task '{"command_count": [4], "explosion_delay": [2]}'
     python docs/recipes/use.py --play runs/RUN --render video
 
 Pleines et al. 2023. pip install --no-deps memory-gym==1.0.2: its pinned dependencies are old, and
@@ -73,7 +74,7 @@ for name in NAMES:
 
 
 def use(script):
-    fits = script.__name__ != "rppo_gru_atari"
+    fits = script.kind != "rppo_gru_atari"
     script.check(fits, "memory_gym_tasks: rppo_gru_atari plays only games of ale_py")
     make_envs = script.make_envs
 
@@ -95,10 +96,5 @@ def use(script):
         return make_envs(replace(args, env_id=f"{name}Task-v0"), *inputs, **others)
 
     script.Args = Args
-    script.FIXED = (*script.FIXED, "task")
     script.make_envs = make_tasks
     driver.add(script, "images")
-
-
-if __name__ == "__main__":
-    driver.main("memory_gym_tasks")

@@ -1,9 +1,9 @@
-"""MiniGrid-Memory: remember an object, walk down a corridor, and turn to the same one at its end.
+"""MiniGrid-Memory: remember an object, walk down a corridor, turn to the same one at its end.
 
-    python docs/recipes/minigrid_memory.py                        # S9; pip install ".[minigrid]"
-    python docs/recipes/minigrid_memory.py --env-id MemoryS13-v0  # also S7 and S11
-    python docs/recipes/minigrid_memory.py --pixels               # 84 x 84, as in the original
-    python docs/recipes/minigrid_memory.py --ablate-memory        # the control
+    python docs/recipes/use.py rppo_lstm minigrid_memory                        # S9; pip install ".[minigrid]"
+    python docs/recipes/use.py rppo_lstm minigrid_memory --env-id MemoryS13-v0  # also S7 and S11
+    python docs/recipes/use.py rppo_lstm minigrid_memory --pixels               # 84 x 84, as in the original
+    python docs/recipes/use.py rppo_lstm minigrid_memory --ablate-memory        # the control
     python docs/recipes/use.py --play runs/RUN                    # to watch the agent
 
 As in Pleines et al. (recurrent-ppo-truncated-bptt), the agent sees 3 x 3 cells, and turns left,
@@ -61,8 +61,8 @@ for size in 7, 9, 11, 13:
 
 
 def use(script):
-    only = "minigrid_memory: works only with rppo_lstm, trpo and ppo1_mpi"
-    script.check(hasattr(script, "num_choices"), only)
+    fits = script.kind in ("rppo_lstm", "trpo", "ppo1_mpi")
+    script.check(fits, "minigrid_memory: works only with rppo_lstm, trpo and ppo1_mpi")
     driver.add(script, "images")
     make_envs = script.make_envs
 
@@ -89,23 +89,24 @@ def use(script):
         cnn_kernels: str = "28"  # sides of their kernels: a cell
         cnn_strides: str = "28"  # pixels from one place of a kernel to the next
 
+    @dataclass
+    class Rates(Args):  # many gradient steps, each on two environments, at a high entropy
+        total_timesteps: int = 1_500_000  # environment steps to train for
+        num_envs: int = 16  # parallel environments (N)
+        num_steps: int = 128  # time steps of a rollout (T)
+        num_minibatches: int = 8  # minibatches in an epoch, each of whole sequences
+        learning_rate: float = 1e-3  # Adam's, at first
+        ent_coef: float = 0.03  # weight of the entropy bonus
+
     def make_grids(args, *inputs, **options):
         if args.pixels:
             args = replace(args, env_id=args.env_id.replace("-v0", "Pixels-v0"))
         return make_envs(args, *inputs, **options)
 
-    preset = dict(total_timesteps=1_500_000, num_envs=16, num_minibatches=8, learning_rate=1e-3,
-                  ent_coef=0.03)  # fmt: skip
-    if script.__name__ != "rppo_lstm":
-        preset = dict(memory="lstm")
-    presets = {(f"MemoryS{size}-v0", False): preset for size in (7, 9, 11, 13)}
-    script.PRESETS = {**script.PRESETS, **presets}
-    script.Args = Args
-    script.FIXED = (*script.FIXED, "pixels")
+    script.Args = Rates if script.kind == "rppo_lstm" else Args
+    if hasattr(script.Args, "memory"):
+        presets = {(f"MemoryS{size}-v0", False): dict(memory="lstm") for size in (7, 9, 11, 13)}
+        script.PRESETS = {**script.PRESETS, **presets}
     script.Agent = GridAgent
     script.ResetLSTM = OpenLSTM
     script.make_envs = make_grids
-
-
-if __name__ == "__main__":
-    driver.main("minigrid_memory")

@@ -1,14 +1,14 @@
-"""An environment of your own: PocMemory, which side was the good one?
+"""PocMemory, a small memory task in one file: which side was the good one?
 
-    python docs/recipes/poc_memory.py                  # 61,000 steps
-    python docs/recipes/poc_memory.py --ablate-memory  # the control, which cannot do it
+    python docs/recipes/use.py rppo_lstm poc_memory                  # 61,000 steps
+    python docs/recipes/use.py rppo_lstm poc_memory --ablate-memory  # the control, which can't do it
     python docs/recipes/use.py --play runs/RUN --render none
 
-The memory task of Pleines et al. (recurrent-ppo-truncated-bptt). The goals, +1 and -1 in random
-order, are visible in the first three observations only: two steps in which nothing moves, and the
-one where the first move is chosen. Each move costs 0.1, except one that reaches an end: that gives
-1.6 times the goal there. The optimum is a mean return of 1.2 with a success of 100 %; the best
-policy without memory gets 70 %.
+The memory task of Pleines et al. (recurrent-ppo-truncated-bptt), and an example of an environment
+of your own. The goals, +1 and -1 in random order, are visible in the first three observations only:
+two steps in which nothing moves, and the one where the first move is chosen. Each move costs 0.1,
+except one that reaches an end: that gives 1.6 times the goal there. The optimum is a mean return of
+1.2 with a success of 100 %; the best policy without memory gets 70 %.
 
 How a run can fail, as one of 18 did with an earlier version of the script: within ten rollouts the
 policy always walked to one side, with an entropy of 0.1. The critic, which had seen the goals, then
@@ -20,7 +20,6 @@ from dataclasses import dataclass
 
 import gymnasium as gym
 import numpy as np
-import use as driver
 
 
 class PocMemory(gym.Env):
@@ -55,19 +54,14 @@ gym.register("PocMemory-v0", PocMemory, max_episode_steps=128)
 
 
 def use(script):
-    only = "poc_memory: works only with rppo_lstm, trpo and ppo1_mpi"
-    script.check(hasattr(script, "num_choices"), only)
+    fits = script.kind in ("rppo_lstm", "trpo", "ppo1_mpi")
+    script.check(fits, "poc_memory: works only with rppo_lstm, trpo and ppo1_mpi")
 
     @dataclass
     class Args(script.Args):
         env_id: str = "PocMemory-v0"  # the recipe's, or another
+        total_timesteps: int = 61_000  # environment steps to train for
 
-    preset = dict(total_timesteps=61_000)
-    if hasattr(script.Args, "memory"):
-        preset["memory"] = "lstm"
     script.Args = Args
-    script.PRESETS = {**script.PRESETS, ("PocMemory-v0", False): preset}
-
-
-if __name__ == "__main__":
-    driver.main("poc_memory")
+    if hasattr(script.Args, "memory"):
+        script.PRESETS = {**script.PRESETS, ("PocMemory-v0", False): dict(memory="lstm")}

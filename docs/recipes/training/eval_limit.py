@@ -1,6 +1,6 @@
 """A step limit for evaluations: an episode that is cut counts with the return it has by then.
 
-    python docs/recipes/eval_limit.py rppo_lstm --eval-steps 1000 --env-id my_module:Endless-v0
+    python docs/recipes/use.py rppo_lstm eval_limit --eval-steps 1000 --env-id my_module:Endless-v0
 
 An evaluation waits for its episodes' ends, which an environment without a time limit may never
 reach. Give it a limit where you register it, if you can: then training sees it, too.
@@ -40,13 +40,12 @@ def use(script):
     class Args(script.Args):
         eval_steps: int = 0  # steps after which an evaluation's episode is cut; 0: never
 
+    def for_evaluation(envs, args):  # also where use.open_run opens a run
+        return Limit(envs, args.eval_steps) if args.eval_steps else envs
+
     def limited(agent, envs, *others, **options):
-        limit = agent.args.eval_steps
-        return evaluate(agent, Limit(envs, limit) if limit else envs, *others, **options)
+        return evaluate(agent, for_evaluation(envs, agent.args), *others, **options)
 
     script.Args = Args
+    script.for_evaluation = for_evaluation
     script.evaluate = limited
-
-
-if __name__ == "__main__":
-    driver.main("eval_limit")
