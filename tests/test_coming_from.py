@@ -1,10 +1,12 @@
 """docs/coming-from.csv: its scripts, recipes and flags exist, and the page shows its rows."""
 
 import csv
+import inspect
 import re
 import sys
 from collections import Counter
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,8 @@ PAGE = (ROOT / "docs/coming-from.md").read_text()
 FILES = {path.stem: path for path in (ROOT / "docs/recipes").rglob("*.py")}
 
 
-def known_flags(script: str, recipes: list[str]) -> set[str]:
+@cache
+def known_flags(script: str, recipes: tuple[str, ...]) -> set[str]:
     """Of a script with those of the recipes that change scripts; and what the programs take."""
     sources = {name: FILES[name].read_text() for name in recipes}
     changing = [name for name in recipes if re.search(r"^def use\(", sources[name], re.M)]
@@ -33,7 +36,7 @@ def known_flags(script: str, recipes: list[str]) -> set[str]:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['system']}, {row['there'][:40]}")
 def test_what_a_row_names_exists(row):
-    recipes = row["recipes"].split()
+    recipes = tuple(row["recipes"].split())
     assert {*recipes} <= {*FILES}
     for script in row["scripts"].split():
         assert {*row["flags"].split()} <= known_flags(script, recipes)
@@ -57,3 +60,21 @@ def test_the_counts_on_the_page_are_the_rows():
     assert said and [int(x) for x in said.groups()] == [
         len(ROWS), count["works"], count["part"], count["different"]
     ]  # fmt: skip
+
+
+def test_the_command_with_sb3_contribs_defaults_has_them(monkeypatch):
+    """Those of RecurrentPPO's signature; its value loss has no factor 1/2."""
+    contrib = pytest.importorskip("sb3_contrib")
+    command = re.search(r"use\.py (rppo_lstm networks .*?)\n```", PAGE, re.S)
+    words = command[1].replace("\\\n", " ").split()
+    monkeypatch.setattr(sys, "argv", words[1:])
+    args = use.fresh("rppo_lstm", "networks").parse_args()
+    names = {
+        "n_steps": args.num_steps, "n_epochs": args.update_epochs, "gamma": args.gamma,
+        "learning_rate": args.learning_rate, "gae_lambda": args.gae_lambda,
+        "clip_range": args.clip_coef, "ent_coef": args.ent_coef, "vf_coef": args.vf_coef / 2,
+        "max_grad_norm": args.max_grad_norm,
+        "batch_size": args.num_envs * args.num_steps // args.num_minibatches,
+    }  # fmt: skip
+    theirs = inspect.signature(contrib.RecurrentPPO).parameters
+    assert names == {name: theirs[name].default for name in names}
