@@ -337,25 +337,22 @@ def detail(names: str, results: Path = RESULTS) -> str:
 
 
 def exercise(name: str) -> str:
-    """The returns of a change of docs/exercises, beside the script's on the same task and seeds."""
-    found = read("exercises")
-    changed = [row for row in found if row["change"] == name]
-    if not changed:
-        return f"Not measured yet: `python docs/exercises/train.py {name} --seeds 1:3`."
-    task, episodes = changed[-1]["task"], changed[-1]["episodes"]
-    seeds = [row["seed"] for row in changed if row["task"] == task]
-    of = {(r["change"], r["seed"]): r for r in found if r["task"] == task}
+    """A change of docs/exercises beside the script as it is, on the same task and seeds."""
+    tasks = [task for task in TASKS if task.startswith("exercise") and name in TASKS[task].methods]
+    if not tasks:
+        raise ValueError(f"benchmarks/tasks.toml has no exercise {name}")
+    found = runs(tasks[0])
+    seeds = [row["seed"] for row in found.get(name, [])]
+    if not seeds:
+        return f"Not measured yet: `python benchmarks/run.py {tasks[0]}`."
     body = []
-    for change in "unchanged", name:
-        cells = [of.get((change, seed)) for seed in seeds]
-        body.append(
-            [change, *("{eval_mean}, {return_100}".format(**r) if r else "-" for r in cells)]
-        )
-    head = f"return of {episodes} episodes, and of the last 100 in training"
-    commits = ", ".join(dict.fromkeys(r["commit"] for (c, _), r in of.items() if c == name))
-    return markdown(
-        [head, *(f"seed {seed}" for seed in seeds)], body, f"`{task}`, commit {commits}."
-    )
+    for method in "unchanged", name:
+        of = {row["seed"]: row for row in found.get(method, [])}
+        pairs = ["{eval_mean}, {return_100}".format(**of[s]) if s in of else "-" for s in seeds]
+        body.append([method.replace("_", " "), *pairs])
+    head = "return of 100 episodes, and of the last 100 in training"
+    about = f"`{found[name][0]['flags']}`, commit {found[name][0]['commit']}."
+    return markdown([head, *(f"seed {seed}" for seed in seeds)], body, about)
 
 
 PROBED = {  # of memory-look.csv: a table's columns, by name

@@ -104,7 +104,11 @@ ON = {
 for games, groups, threads in (
     (1, 1, 1), (64, 1, 8), (64, 1, 12), (64, 1, 15), (64, 1, 16), (64, 2, 8), (64, 2, 16),
 ):  # fmt: skip
-    what = f"{games} games" if groups == 1 else f"{groups} groups of {games // groups}"
+    what = (
+        f"{games} game{'s' * (games > 1)}"
+        if groups == 1
+        else f"{groups} groups of {games // groups}"
+    )
     command = f"games {games} {groups} {threads}"
     SYSTEMS.append(("gpu-games", what, 0, f"{threads} threads", command))
 for games in 64, 8, 256:
@@ -433,7 +437,10 @@ def main() -> None:
         import torch
 
         device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
-    for section, work in dict.fromkeys(s[:2] for s in SYSTEMS if s[0] in options.sections):
+    works = [*dict.fromkeys(s[:2] for s in SYSTEMS if s[0] in options.sections)]
+    if options.dry:  # the first work of each section
+        works = [*{section: (section, work) for section, work in reversed(works)}.values()]
+    for section, work in works:
         runs = []  # system, steps, command, checkout, figures of each repeat
         for *of, steps, system, command in SYSTEMS:
             ours = system.startswith("ours")
@@ -445,7 +452,9 @@ def main() -> None:
                 label = system if root == ROOT else f"{system}, {root.name}"
                 steps = options.steps or steps
                 if options.dry:
-                    command = command.replace("--cuda", "").replace("--amp", "")
+                    command = (
+                        command.replace("--cuda", "").replace("--amp", "").replace("ads 0", "ads 1")
+                    )
                     command = command.replace("games 64", "games 2").replace(
                         "until 18", "until -30"
                     )
@@ -467,7 +476,8 @@ def main() -> None:
 
 def report(section: str, work: str, runs: list[tuple], device: str, options) -> None:
     """Prints medians and ratios, and writes the rows."""
-    peer = next((run for run in runs if not run[0].startswith("ours") and run[-1]), None)
+    peers = [run for run in runs if run[-1] and not run[0].startswith("ours")]
+    peer = peers[0] if peers and not section.startswith("gpu") else None
     for system, steps, command, root, figures in [run for run in runs if run[-1]]:
         clock = [x[0] for x in figures]
         low, middle, high = min(clock), median(clock), max(clock)
