@@ -348,7 +348,10 @@ def exercise(name: str) -> str:
     body = []
     for method in "unchanged", name:
         of = {row["seed"]: row for row in found.get(method, [])}
-        pairs = ["{eval_mean}, {return_100}".format(**of[s]) if s in of else "-" for s in seeds]
+        pairs = ["-"] * len(seeds)
+        for i, seed in enumerate(seeds):
+            if row := of.get(seed):
+                pairs[i] = f"{float(row['eval_mean']):.3g}, {float(row['return_100']):.3g}"
         body.append([method.replace("_", " "), *pairs])
     head = "return of 100 episodes, and of the last 100 in training"
     about = f"`{found[name][0]['flags']}`, commit {found[name][0]['commit']}."

@@ -19,7 +19,6 @@ time    Milliseconds in float32, a median: of the processor on a CPU, with one t
         way comes one of the fused reset on the same data, and over_ours is the median of the ratios
         of such pairs. over_no_resets compares a way with itself at reset rate 0 (the fused reset:
         in pairs).
-memory  MiB of tensors at their peak, beyond inputs and weights, as torch's profiler records it.
 error   The largest difference to a loop of cells, in float64, divided by the largest number of that
         tensor: of h where a loss reads it, and of gradients. An exact way is within 1e-12.
 
@@ -29,11 +28,8 @@ column `source` says which. Rows go to results/resets.csv, and report.py draws t
 
 import argparse
 import importlib.metadata
-import json
 import math
-import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from itertools import product
@@ -57,7 +53,7 @@ OURS = {"lstm": ResetLSTM, "gru": ResetGRU}
 CELLS = {"lstm": nn.LSTMCell, "gru": nn.GRUCell}
 FUSED = {"lstm": nn.LSTM, "gru": nn.GRU}
 FIELDS = """date commit processor torch cell batch hidden rate way source repeats ms over_ours
-    over_no_resets mib error_h64 error_grad64""".split()
+    over_no_resets error_h64 error_grad64""".split()
 
 
 class LoopOfCells(nn.Module):
@@ -419,32 +415,6 @@ def timed(module: nn.Module, data: Data) -> float:
     return 1000 * (time.perf_counter() - began)
 
 
-def peak_memory(module: nn.Module, data: Data) -> float:
-    """MiB that torch's allocator holds during a replay, at most, beyond what it held before."""
-    data.x.grad = None
-    module.zero_grad()
-    if data.x.is_cuda:
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        replay(module, data)
-        return (torch.cuda.max_memory_allocated() - before) / 2**20
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
-    ) as profile:
-        replay(module, data)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "trace.json")
-        profile.export_chrome_trace(str(path))
-        events = json.loads(path.read_text())["traceEvents"]
-    held = 0
-    most = 0
-    for event in events:
-        if event.get("name") == "[memory]":  # one allocation, or if it is negative, one release
-            held += event["args"]["Bytes"]
-            most = max(most, held)
-    return most / 2**20
-
-
 def missing(way: Way) -> str:
     """Why a way can't run here; empty if it can."""
     try:
@@ -497,7 +467,6 @@ def group(kind: str, batch: int, hidden: int, options: argparse.Namespace) -> li
             row = {"rate": rate, "way": way.name, "source": way.source, "repeats": len(times[key])}
             row |= {"ms": f"{median(times[key]):.4g}", "over_ours": f"{over_ours:.3f}"}
             row |= {"over_no_resets": f"{over_no_resets:.3f}"}
-            row |= {"mib": f"{peak_memory(modules[way.name], inputs[rate]):.4g}"}
             row |= dict(zip(("error_h64", "error_grad64"), (f"{x:.1e}" for x in error[key])))
             rows.append(row)
     return rows
@@ -525,7 +494,7 @@ def measure(options: argparse.Namespace) -> None:
         for row in rows:
             print(
                 f"{kind:4} B {batch:<3} H {hidden:<3} rate {row['rate']:<5} {row['way']:20}"
-                f"{row['ms']:>7} ms {row['over_ours']:>7} x fused {row['mib']:>6} MiB  "
+                f"{row['ms']:>7} ms {row['over_ours']:>7} x fused  "
                 f"float64 {row['error_h64']} {row['error_grad64']}",
                 flush=True,
             )
@@ -559,7 +528,6 @@ def main() -> None:
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch finds no GPU")
     torch.set_num_threads(1)
-    os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # the profiler says when it starts
     options.ways = [way for way in WAYS if not missing(way)]
     for way in WAYS:
         if reason := missing(way):
