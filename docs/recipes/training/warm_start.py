@@ -1,7 +1,7 @@
 """Starting from another run's weights: a new run, with new random numbers and a new optimiser.
 
-    python docs/recipes/warm_start.py --init-from runs/RUN --env-id CartPole-v1
-    python docs/recipes/warm_start.py trpo --init-from runs/RUN --overlap --encoder-size 128
+    python docs/recipes/use.py rppo_lstm warm_start --init-from runs/RUN --env-id CartPole-v1
+    python docs/recipes/use.py trpo warm_start --init-from runs/RUN --overlap --encoder-size 128
 
 RUN may have other recipes, and may come from another script: weights are matched by name and shape.
 All must match, unless you say --overlap: then weights of other shapes are copied as far as they
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import use as driver
 
 
 def overlapping(new: dict, old: dict) -> dict:
@@ -46,7 +45,7 @@ def use(script):
                     weights = overlapping(self.state_dict(), weights)
                 self.load_state_dict(weights)
             except Exception as error:  # a damaged file can raise anything
-                text = f"--init-from: {file} cannot be used: {error!r:.200}"
+                text = f"--init-from: {file} can't be used: {error!r:.200}"
                 if isinstance(error, RuntimeError) and not args.overlap:  # of other shapes
                     text += "; try --overlap"
                 raise script.ArgumentError(text) from error
@@ -56,7 +55,3 @@ def use(script):
 
     script.Args = Args
     script.Agent = WarmAgent
-
-
-if __name__ == "__main__":
-    driver.main("warm_start")

@@ -1,7 +1,7 @@
 """Frame stacking: the last 4 observations instead of an LSTM, where they are memory enough.
 
-    python docs/recipes/frame_stack.py --env-id CartPole-v1 --mask-velocity
-    python docs/recipes/frame_stack.py rppo_continuous --env-id Pendulum-v1 --mask-velocity
+    python docs/recipes/use.py rppo_lstm frame_stack --env-id CartPole-v1 --mask-velocity
+    python docs/recipes/use.py rppo_continuous frame_stack --env-id Pendulum-v1 --mask-velocity
 
 A layer without a state takes the LSTM's place (the recipe feedforward); it reads several
 observations at once, an episode's first one repeated. In trpo and ppo1_mpi, which have no memory
@@ -38,8 +38,8 @@ class FrameStack(driver.Wrapper):
 
 
 def use(script):
-    script.check(script.__name__ != "rppo_gru_atari", "frame_stack: Atari has --frame-stack")
-    vectors = "images" not in driver.applied(script)
+    script.check(script.kind != "rppo_gru_atari", "frame_stack: Atari has --frame-stack")
+    vectors = "images" not in script.recipes
     script.check(vectors, "frame_stack: with images use --image-stack")
     make_envs = script.make_envs
     if hasattr(script.Args, "memory"):
@@ -55,9 +55,4 @@ def use(script):
         return FrameStack(make_envs(args, *inputs, **options), args.frames)
 
     script.Args = Args
-    script.FIXED = (*script.FIXED, "frames")
     script.make_envs = make_stacks
-
-
-if __name__ == "__main__":
-    driver.main("frame_stack")

@@ -1,11 +1,11 @@
 """Several runs at once, which differ in their seeds: how much of a return is luck?
 
-    python docs/recipes/population.py 5 rppo_lstm --env-id CartPole-v1 --mask-velocity
-    python docs/recipes/population.py 5 trpo networks --layers-before 32 --env-id Pendulum-v1
+    python docs/recipes/training/population.py 5 rppo_lstm --env-id CartPole-v1 --mask-velocity
+    python docs/recipes/training/population.py 5 trpo networks --layers-before 32
 
 The first word is the number of runs; what follows is a script, recipes and flags, as for use.py.
-Seeds are 1, 2, 3 and so on, and as many runs train at a time as there are cores. A run that fails,
-or is killed, is repeated once; if it fails again, its error is printed. Runs are in
+Seeds are 1, 2, 3 and so on, and as many runs train at a time as this process may use cores. A run
+that fails, or is killed, is repeated once; if it fails again, its error is printed. Runs are in
 RUNS_DIR/population. The recipe evolve trains its generations with this one.
 """
 
@@ -18,7 +18,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+
+sys.path.append(str(Path(__file__).resolve().parent.parent))
 import use as driver
+
+
+def cores() -> int:
+    """How many this process may use: Slurm or taskset can allow fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def train(folder: Path, words: list[str]) -> None:
@@ -29,7 +38,7 @@ def train(folder: Path, words: list[str]) -> None:
     for _ in range(2):
         shutil.rmtree(folder, ignore_errors=True)
         done = subprocess.run(command, capture_output=True, text=True, env=quiet)
-        if done.returncode == 2:  # a flag that cannot be used: in all runs alike
+        if done.returncode == 2:  # a flag that can't be used: in all runs alike
             raise ValueError(done.stderr.strip().splitlines()[-1].removeprefix("error: "))
         if done.returncode == 0:
             return
@@ -42,15 +51,15 @@ def train(folder: Path, words: list[str]) -> None:
 def score(folder: Path) -> float:
     """The mean return of a run's evaluation; -inf where there is none."""
     file = folder / "result.json"
-    evaluation = json.loads(file.read_text())["evaluation"] if file.exists() else []
-    return float(np.mean(evaluation)) if evaluation else -np.inf
+    returns = json.loads(file.read_text())["returns"] if file.exists() else []
+    return float(np.mean(returns)) if returns else -np.inf
 
 
 def train_all(runs: dict[Path, list[str]], processes: int | None = None) -> list[float]:
     """Trains the runs of these folders with these words -> scores. ValueError if none has one."""
     if driver.flag("eval-episodes") == "0":
         raise ValueError("--eval-episodes 0: no return to choose by")
-    with ThreadPoolExecutor(processes or os.cpu_count()) as pool:
+    with ThreadPoolExecutor(processes or cores()) as pool:
         list(pool.map(train, runs.keys(), runs.values()))
     scores = [score(folder) for folder in runs]
     if max(scores) == -np.inf:

@@ -1,6 +1,6 @@
 """What does a memory hold? Hidden velocities, or earlier observations, read by regression.
 
-    python docs/recipes/look_inside.py runs/RUN
+    python docs/recipes/after/look_inside.py runs/RUN
 
 RUN is a run of any script with a memory, and with recipes; its observations are vectors. The agent
 plays 40 episodes. A linear map is fitted from h, the output of its memory, to the velocities that
@@ -12,16 +12,18 @@ Actions are the most probable ones: the velocity depends on the last action, whi
 agent can foresee only if nothing is drawn at random.
 """
 
+import json
 import sys
 from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 import torch
+
+sys.path.append(str(Path(__file__).resolve().parent.parent))
 import use as driver
 
 BACK = 12  # steps, at most
-SEED = 10**6  # above those of training
 NAMES = {
     "CartPole": ["cart's velocity", "pole's angular velocity"], "MountainCar": ["velocity"],
     "Pendulum": ["angular velocity"],
@@ -35,25 +37,32 @@ def play(script, args, agent, episodes: int = 40):
     torch.set_num_threads(args.torch_threads or torch.get_num_threads())
     envs = script.make_envs(args, episodes)
     script.seed_everything(args.seed)
-    obs, info = envs.reset(seed=SEED + args.seed)
+    obs, _ = envs.reset(seed=episodes_seed(script, args))
     state = None
     final = np.zeros(episodes, bool)
     ended = np.zeros(episodes, bool)
     steps = []
     while not ended.all() and len(steps) < 1000:  # some never end
-        action, state = agent.predict(obs, info, state, final)
-        steps.append((obs, action, ~ended))
+        action, state = agent.predict(obs, state, final)
+        steps.append((obs.copy(), action.copy(), ~ended))  # environments may write into both
         ended = ended | final
-        obs, _, terminated, truncated, info = envs.step(action)
+        obs, _, terminated, truncated, _ = envs.step(action)
         final = terminated | truncated
+    envs.close()
     return [np.stack(values) for values in zip(*steps)]
+
+
+def episodes_seed(script, args) -> int:
+    """Of episodes that are neither training's nor the evaluation's."""
+    return script.env_seed(args.seed, script.EVALUATION, 1)
 
 
 def velocities(script, args, actions) -> dict:
     """The same episodes in environments that hide nothing: name -> what is hidden (T, N, 1)."""
-    envs = gym.make_vec(args.env_id, actions.shape[1])
-    obs = [envs.reset(seed=SEED + args.seed)[0]]
-    obs += [envs.step(action)[0] for action in actions[:-1]]
+    envs = gym.make_vec(args.env_id, actions.shape[1], **json.loads(args.env_kwargs))
+    obs = [envs.reset(seed=episodes_seed(script, args))[0].copy()]
+    obs += [envs.step(action)[0].copy() for action in actions[:-1]]
+    envs.close()
     task = args.env_id.split("-")[0].removesuffix("Continuous")
     return {
         name: np.stack(obs)[..., number : number + 1]
@@ -69,14 +78,15 @@ def remember(agent, obs):
     seen = []
 
     def watched(*inputs):
-        seen.append(step(*inputs))
-        return seen[-1]
+        h, state = step(*inputs)
+        seen.append(h)
+        return h, state
 
     memory.step = watched  # for ablated agents, whose state is zero after a step
     for row in obs:
-        _, state = agent.predict(row, None, state)
+        _, state = agent.predict(row, state)
     del memory.step
-    return torch.stack(seen)[:, 0, :, -agent.args.hidden_size :].double().numpy()
+    return torch.stack(seen)[..., : agent.args.hidden_size].double().numpy()  # the actor's
 
 
 def decode(h, y, steps, back: int = 0, ridge: float = 0.01):

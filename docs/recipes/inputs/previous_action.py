@@ -1,9 +1,10 @@
 """The last action and reward as inputs, beside the observation: for tasks that hide their rules.
 
-    python docs/recipes/previous_action.py --env-id popgym:popgym-MultiarmedBanditEasy-v0
+    python docs/recipes/use.py rppo_lstm previous_action \
+        --env-id popgym:popgym-MultiarmedBanditEasy-v0
 
 What an agent has just done, and what it got for it, is part of what it must remember: in a bandit,
-say, nothing else tells which arm pays. The LSTM cannot know the action otherwise: it is sampled
+say, nothing else tells which arm pays. The LSTM can't know the action otherwise: it is sampled
 after the LSTM has run. Both are 0 where an episode begins. POPGym: pip install ".[popgym]".
 """
 
@@ -26,8 +27,9 @@ class PreviousAction(driver.Wrapper):
         return np.pad(obs, ((0, 0), (0, self.more))), info
 
     def step(self, actions):
-        obs, rewards, terminated, truncated, info = self.env.step(actions)
+        # Before the step: an environment may change its actions in place.
         flat = [spaces.flatten(self.single_action_space, action) for action in actions]
+        obs, rewards, terminated, truncated, info = self.env.step(actions)
         before = np.column_stack([flat, rewards]).astype(np.float32)
         before[self.done] = 0.0  # obs is an episode's first
         self.done = terminated | truncated
@@ -35,15 +37,11 @@ class PreviousAction(driver.Wrapper):
 
 
 def use(script):
-    game = script.__name__ == "rppo_gru_atari"
-    script.check(not game, "previous_action: Atari frames are not vectors")
+    vectors = script.kind != "rppo_gru_atari"
+    script.check(vectors, "previous_action: Atari's frames aren't vectors")
     make_envs = script.make_envs
 
     def make_more(*inputs, **options):
         return PreviousAction(make_envs(*inputs, **options))
 
     script.make_envs = make_more
-
-
-if __name__ == "__main__":
-    driver.main("previous_action")
