@@ -26,8 +26,8 @@ def known_flags(script: str, recipes: tuple[str, ...]) -> set[str]:
     """Of a script with those of the recipes that change scripts; and what the programs take."""
     sources = {name: FILES[name].read_text() for name in recipes}
     changing = [name for name in recipes if re.search(r"^def use\(", sources[name], re.M)]
-    programs = [text for name, text in sources.items() if name not in changing]
-    flags = set(re.findall(r'"(--[a-z-]+)"', "".join(programs)))
+    words = re.findall(r'"--([a-z-]+)"|options\.([a-z_]+)', "".join(sources.values()))
+    flags = {f"--{(one or other).replace('_', '-')}" for one, other in words}
     for field in fields(use.fresh(script, *changing).Args):
         name = field.name.replace("_", "-")
         flags |= {f"--{name}", f"--no-{name}"}
@@ -60,6 +60,17 @@ def test_the_counts_on_the_page_are_the_rows():
     assert said and [int(x) for x in said.groups()] == [
         len(ROWS), count["works"], count["part"], count["different"]
     ]  # fmt: skip
+
+
+def test_recipes_md_has_every_recipe_in_the_table_of_its_folder():
+    page = (ROOT / "docs/recipes.md").read_text()
+    tables = re.findall(r"(?ms)^\| (\w+)[^|]* \| \|\n(.*?)\n\n", page)
+    named = {kind: {*re.findall(r"`(\w+)`", rows)} for kind, rows in tables}
+    there: dict[str, set[str]] = {}
+    for name, path in FILES.items():
+        there.setdefault(path.parent.name, set()).add(name)
+    del there["recipes"]  # use.py
+    assert named == there
 
 
 def test_the_command_with_sb3_contribs_defaults_has_them(monkeypatch):
