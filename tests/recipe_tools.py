@@ -2,12 +2,13 @@
 
 import json
 import sys
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
 import pytest
-from conftest import ROOT
 from gymnasium import spaces
+from support import ROOT
 
 FOLDER = ROOT / "docs/recipes"
 sys.path.insert(0, str(FOLDER))
@@ -32,7 +33,7 @@ def needs(script: str) -> None:
 
 def run(script, tmp_path, **flags):
     """A short run of a script with recipes -> its agent, its directory."""
-    name = script.__name__
+    name = script.kind
     small = {"total_timesteps": STEPS.get(name, 150), "eval_episodes": 2, **SMALL[name]}
     if name == "rppo_gru_atari":
         small["eval_episodes"] = 0
@@ -45,12 +46,22 @@ def run(script, tmp_path, **flags):
 def reopened(run_dir):
     """A run from its file alone; its agent plays the episodes that it played after training."""
     script, args, envs, agent, saved = driver.open_run(run_dir)
-    played = json.loads((run_dir / "result.json").read_text())["evaluation"]
-    if played:
+    if args.eval_episodes:
+        played = json.loads((run_dir / "result.json").read_text())["returns"]
         envs = script.make_envs(args, len(played))
-        again = script.evaluate(agent, envs, args.seed, args.deterministic)
+        seed = script.env_seed(args.seed, script.EVALUATION)
+        again = script.evaluate(agent, envs, seed, args.deterministic)
         assert again == pytest.approx(played, rel=1e-5)
     return script, args, agent, saved
+
+
+def build(script, space, obs=None, **flags):
+    """An agent of small networks, for observations of three numbers or as given."""
+    obs = spaces.Box(-1, 1, (3,)) if obs is None else obs
+    envs = SimpleNamespace(single_action_space=space, single_observation_space=obs)
+    small = dict(hidden_size=6, encoder_size=4)
+    small = {key: x for key, x in small.items() if hasattr(script.Args, key)}
+    return script.Agent(envs, script.Args(**{**small, **flags}))
 
 
 class Signs(gym.Env):
@@ -105,6 +116,73 @@ class Colours(gym.Env):
         return self.observe(), float(action), False, self.steps == 5, {}
 
 
-for name, env in {"Signs": Signs, "BoxSigns": BoxSigns, "Colours": Colours}.items():
+class Masked(gym.Env):
+    """Observations and masks at random, episodes that end at random; an illegal action is an error.
+
+    masks: "always" sends an action_mask at every step, "step" never at a reset, "sometimes" at half
+    of the steps, "ones" always one that allows everything. A mask allows one choice of each
+    component at least, but none at an episode's last step.
+    """
+
+    def __init__(self, masks="always", components=()):
+        self.observation_space = spaces.Box(-1, 1, (3,), np.float32)
+        self.action_space = spaces.Discrete(3, start=-1)
+        if components:
+            starts = [*range(len(components))]
+            self.action_space = spaces.MultiDiscrete(components, start=starts)
+        self.masks = masks
+        self.nvec, self.start = driver.choices(self.action_space), self.action_space.start
+
+    def info(self, at_reset: bool, ended: bool) -> dict:
+        legal = [self.np_random.random(n) < 0.4 for n in self.nvec]
+        for mask in legal:
+            mask[self.np_random.integers(len(mask))] = True
+            mask[:] = self.masks == "ones" or mask.any() and mask & (not ended)
+        sometimes = self.np_random.random() < 0.5
+        self.legal = None
+        if (self.masks == "step" and at_reset) or (self.masks == "sometimes" and sometimes):
+            return {}
+        self.legal = legal
+        sent = [mask.astype(np.int8) for mask in legal]
+        return {"action_mask": sent[0] if len(sent) == 1 else tuple(sent)}
+
+    def observe(self):
+        return (self.np_random.integers(-8, 9, 3) / 8).astype(np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observe(), self.info(True, False)
+
+    def step(self, action):
+        assert self.action_space.contains(action), f"{action!r} is not in {self.action_space}"
+        if self.legal is not None:
+            chosen = np.ravel(action - self.start)
+            assert all(mask[c] for mask, c in zip(self.legal, chosen)), f"{action} is illegal"
+        reward = float(self.np_random.integers(-4, 5))
+        ended = bool(self.np_random.random() < 0.15)
+        return self.observe(), reward, ended, False, self.info(False, ended)
+
+
+class InPlace(gym.Env):
+    """Ten steps; it pays what was played, and then writes into it."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (2,)), spaces.Box(-1, 1, (1,))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        reward = float(action[0])
+        action *= 10
+        self.t += 1
+        return np.full(2, self.t / 10, np.float32), reward, False, self.t == 10, {}
+
+
+ENVS = {
+    "Signs": Signs, "BoxSigns": BoxSigns, "Colours": Colours, "Masked": Masked, "InPlace": InPlace,
+}  # fmt: skip
+for name, env in ENVS.items():
     if f"{name}-v0" not in gym.registry:
-        gym.register(f"{name}-v0", env)
+        gym.register(f"{name}-v0", env, disable_env_checker=True)

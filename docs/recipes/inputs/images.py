@@ -1,7 +1,7 @@
 """Images: a CNN for every image of an observation, be it a Dict or a Tuple of images and vectors.
 
     python docs/recipes/use.py rppo_lstm images --env-id my_module:MyEnv-v0
-    python docs/recipes/use.py rppo_continuous images --env-id CarRacing-v3 --grey --image-size 64
+    python docs/recipes/use.py rppo_continuous images --env-id CarRacing-v3 --grey --resize 64
     python docs/recipes/use.py trpo images --env-id my_module:MyEnv-v0 --image-stack 4
 
 The scripts flatten an observation into one vector; this recipe takes it apart again. An image is an
@@ -72,8 +72,8 @@ class Frames(driver.Wrapper):
         """One entry's images (N, C, height, width) -> the same, changed as the flags say."""
         if self.args.grey and x.shape[1] == 3:
             x = torch.einsum("nchw,c->nhw", x, LUMA)[:, None]
-        if self.args.image_size:
-            x = nn.functional.interpolate(x, [self.args.image_size] * 2, mode="area")
+        if self.args.resize:
+            x = nn.functional.interpolate(x, [self.args.resize] * 2, mode="area")
         first = x.repeat(1, self.args.image_stack, 1, 1)  # an episode's first image, repeated
         last = self.stacks.get((entry, len(x)), first)
         moved = torch.cat([last[:, x.shape[1] :], x], 1)  # the oldest first
@@ -143,7 +143,7 @@ def use(script):
         norm_obs: bool = False  # normalise observations, except images
         channels: Literal["auto", "first", "last"] = "auto"  # the axis of an image's channels
         grey: bool = False  # turn RGB images grey
-        image_size: int = 0  # width and height of every image, in pixels; 0: unchanged
+        resize: int = 0  # width and height of every image, in pixels; 0: unchanged
         image_stack: int = 1  # how many of the latest frames are an observation
         cnn_channels: str = "32,64,64"  # of each convolution
         cnn_kernels: str = "8,4,3"  # sides of their kernels
