@@ -246,11 +246,11 @@ class Agent(nn.Module):
         return Categorical(logits=out, validate_args=False)
 
     def act(self, h: Tensor) -> Tensor:
-        """h (N, F) -> sampled actions, (N,) or (N, K), not clipped yet: as policy(h).sample(), but
-        faster, and with noise from the CPU's generator, whose state agent.pt holds."""
+        """h (N, F) -> sampled actions, (N,) or (N, K), not clipped yet: policy(h).sample() without
+        its overhead."""
         out = self.actor(h)
         if self.box:
-            return out + torch.randn(out.shape).to(out.device) * self.log_std.exp()
+            return torch.addcmul(out, torch.randn_like(out), self.log_std.exp())  # mean + noise std
         return sample(out.log_softmax(-1))
 
     def step(self, obs: Tensor, lstm_state: Tensor):
