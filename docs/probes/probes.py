@@ -108,13 +108,11 @@ class Now(Probe):
     """Shows a bit at each step, and asks for it.
 
     Right: 1.
-    The update sees the observation before the one that was acted on: 0.5. The policy that it
-    improves can't know the bit, and learns to answer 0.
-    It sees the observation after: 0. It learns to answer its last input but one, which is the
-    present bit in the update, and the bit before it when it acts.
+    The update sees another observation than the one that was acted on, of one step before or after:
+    0.5. The policy that it improves can't know the bit, and learns to answer 0.
     """
 
-    wrong = {"acts on the previous observation": (0.5,), "acts on the next observation": (0,)}
+    wrong = {"observations off by one": (0.5,)}
 
     def show(self):
         self.now = self.bit()
@@ -203,13 +201,13 @@ class Leak(Probe):
 
     def begin(self):
         self.old, self.bits = self.bits, (self.bit(), self.bit())
-        self.asks_early = self.happens(0.5)
+        self.asks_early = self.happens(2 / 3)
 
     def show(self):
         early, last = self.bits
         first = self.t == 0
         asks = first and not self.asks_early, first and self.asks_early, self.t == 1
-        return [*asks, early * (self.t == 2), last * (self.t >= 3)]  # the final step is 4
+        return [*asks, early * (self.t in (1, 2)), last * (self.t >= 3)]  # the final step is 4
 
     def play(self, a):
         early, last = self.old
@@ -490,12 +488,11 @@ def check_memory(memory, input_size: int, hidden_size: int) -> None:
     )
     state = zero
     with torch.no_grad():
-        for _ in range(3):  # a state that isn't zero
+        for _ in range(3):  # to a state that isn't zero
             h, state = memory.step(torch.randn(B, input_size, generator=generator), state)
-    assert h.shape == (B, hidden_size), f"step returns h {tuple(h.shape)}, not (N, H)"
-    assert state.shape == zero.shape, (
-        f"step returns a state {tuple(state.shape)}, not {tuple(zero.shape)}"
-    )
+            assert h.shape == (B, hidden_size), f"step returns h {tuple(h.shape)}, not (N, H)"
+            shapes = f"{tuple(zero.shape)} -> {tuple(state.shape)}"
+            assert state.shape == zero.shape, f"step changes the state's shape: {shapes}"
 
     # Replay is acting: step by step, zero after a final step
     acting, hs = state, []
