@@ -70,8 +70,12 @@ def load_script(name: str, recipes: list[str], text: str = "", root: Path = ROOT
 
 
 def use() -> ModuleType:
-    """docs/recipes/use.py: fresh(SCRIPT, RECIPE, ...) and recipe(NAME) are modules."""
-    sys.path[:0] = [str(ROOT / "docs/recipes")]
+    """docs/recipes/use.py: fresh(SCRIPT, RECIPE, ...) and recipe(NAME) are modules. Then the tasks
+    among the recipes can be imported, too: --env-id poc_memory:PocMemory-v0."""
+    recipes = ROOT / "docs/recipes"
+    for folder in [recipes, *sorted(recipes.glob("*/"))]:
+        if str(folder) not in sys.path:
+            sys.path.append(str(folder))
     return importlib.import_module("use")
 
 

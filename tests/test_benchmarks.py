@@ -48,21 +48,14 @@ def shape(command: str) -> str:
 
 @pytest.mark.parametrize("command, steps", commands())
 def test_every_command_is_one(command, steps, monkeypatch):
-    """The script's own parser takes its flags; its recipes, its change, its peer exist."""
+    """The script, with its recipes or its change, takes its flags; or its peer exists."""
     names, flags = rows.split(command)
     if names[0] == "peer":
         assert names[1] in run.PEERS and names[2]
         return
-    for word in names[1:]:
-        if word.startswith("change:"):
-            compile(run.changed(word.removeprefix("change:")), word, "exec")
-        else:
-            for recipe in word.split(","):
-                assert len([*(ROOT / "docs/recipes").rglob(f"{recipe}.py")]) == 1
-            return  # a recipe has flags of its own
     monkeypatch.setattr(sys, "argv", ["script"])
-    script = rows.load_script(names[0], [])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    script = run.script_of(names)
     args = rows.parse(script, [*flags, "--total-timesteps", str(steps or 1)])
     assert args.total_timesteps == (steps or 1)
 
@@ -104,6 +97,7 @@ def test_a_run_is_a_row_and_a_curve(options, monkeypatch):
         assert steps == sorted({*steps}) and len(row["returns"].split()) == len(steps) > 2
 
 
+@pytest.mark.slow
 def test_a_peer_is_trained_and_evaluated(monkeypatch):
     pytest.importorskip("sb3_contrib")
     monkeypatch.setattr(run, "EPISODES", 2)
@@ -118,7 +112,7 @@ def test_a_peer_is_trained_and_evaluated(monkeypatch):
 def test_the_gradients_of_both_losses(monkeypatch):
     """With raw rewards the value loss drowns the policy's gradient; clipping bounds their sum."""
     monkeypatch.setattr(sys, "argv", ["run.py"])
-    table = run.reward_scale([1], steps=1500)
+    table = run.reward_scale([1], steps=1000)
     means = {divided: [np.array(row[3:5], float) for row in table if row[0] == divided]
              for divided in (True, False)}  # fmt: skip
     policy, value = np.mean(means[False], 0)
