@@ -1,10 +1,10 @@
 """MiniGrid-Memory: remember an object, walk down a corridor, turn to the same one at its end.
 
-    python docs/recipes/use.py rppo_lstm minigrid_memory                        # S9; pip install ".[minigrid]"
+    python docs/recipes/use.py rppo_lstm minigrid_memory  # S9; pip install ".[minigrid]"
     python docs/recipes/use.py rppo_lstm minigrid_memory --env-id MemoryS13-v0  # also S7 and S11
-    python docs/recipes/use.py rppo_lstm minigrid_memory --pixels               # 84 x 84, as in the original
-    python docs/recipes/use.py rppo_lstm minigrid_memory --ablate-memory        # the control
-    python docs/recipes/use.py --play runs/RUN                    # to watch the agent
+    python docs/recipes/use.py rppo_lstm minigrid_memory,images  # 84 x 84 pixels, as the original
+    python docs/recipes/use.py rppo_lstm minigrid_memory --ablate-memory  # the control
+    python docs/recipes/use.py --play runs/RUN  # to watch the agent
 
 As in Pleines et al. (recurrent-ppo-truncated-bptt), the agent sees 3 x 3 cells, and turns left,
 turns right or walks. Which way is right is the exclusive or of what it saw and what it
@@ -14,7 +14,7 @@ one of five inputs to SCALE, and its colour is left out; that also makes the tas
 original's pixels. And in rppo_lstm there are many gradient steps, each on two environments, at a
 high entropy coefficient.
 
-With --pixels the recipe images reads 84 x 84 pixels. Its CNN is not trained here, for at this
+With the recipe images the agent reads 84 x 84 pixels. The CNN is not trained here, for at this
 learning rate its units soon saturate. Each of 16 random kernels covers a cell. Their means are
 zero, so that a cell of one colour, such as a wall, gives next to nothing. Their weights are GAIN
 times as large as that recipe's, so that a key and a ball differ even more than their symbols do.
@@ -25,7 +25,6 @@ from dataclasses import dataclass, replace
 import gymnasium as gym
 import numpy as np
 import torch.nn as nn
-import use as driver
 from gymnasium import spaces
 from gymnasium.wrappers import TransformAction, TransformObservation
 
@@ -63,7 +62,7 @@ for size in 7, 9, 11, 13:
 def use(script):
     fits = script.kind in ("rppo_lstm", "trpo", "ppo1_mpi")
     script.check(fits, "minigrid_memory: works only with rppo_lstm, trpo and ppo1_mpi")
-    driver.add(script, "images")
+    pixels = "images" in script.recipes
     make_envs = script.make_envs
 
     class GridAgent(script.Agent):
@@ -84,13 +83,18 @@ def use(script):
     @dataclass
     class Args(script.Args):
         env_id: str = "MemoryS9-v0"  # the recipe's, of four sizes, or another
-        pixels: bool = False  # observations are 84 x 84 pixels
+        norm_obs: bool = False  # normalise observations
+
+    @dataclass
+    class Kernels(Args):
         cnn_channels: str = "16"  # of each convolution
         cnn_kernels: str = "28"  # sides of their kernels: a cell
         cnn_strides: str = "28"  # pixels from one place of a kernel to the next
 
+    script.Args = Kernels if pixels else Args
+
     @dataclass
-    class Rates(Args):  # many gradient steps, each on two environments, at a high entropy
+    class Rates(script.Args):  # many gradient steps, each on two environments, at a high entropy
         total_timesteps: int = 1_500_000  # environment steps to train for
         num_envs: int = 16  # parallel environments (N)
         num_steps: int = 128  # time steps of a rollout (T)
@@ -99,12 +103,13 @@ def use(script):
         ent_coef: float = 0.03  # weight of the entropy bonus
 
     def make_grids(args, *inputs, **options):
-        if args.pixels:
+        if pixels:
             args = replace(args, env_id=args.env_id.replace("-v0", "Pixels-v0"))
         return make_envs(args, *inputs, **options)
 
-    script.Args = Rates if script.kind == "rppo_lstm" else Args
-    if hasattr(script.Args, "memory"):
+    if script.kind == "rppo_lstm":
+        script.Args = Rates
+    else:
         presets = {(f"MemoryS{size}-v0", False): dict(memory="lstm") for size in (7, 9, 11, 13)}
         script.PRESETS = {**script.PRESETS, **presets}
     script.Agent = GridAgent
