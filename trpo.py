@@ -250,7 +250,7 @@ class Agent(nn.Module):
         its overhead."""
         out = self.actor(h)
         if self.box:
-            return torch.addcmul(out, torch.randn_like(out), self.log_std.exp())  # mean + noise std
+            return out + torch.randn_like(out) * self.log_std.exp()
         return sample(out.log_softmax(-1))
 
     def step(self, obs: Tensor, lstm_state: Tensor):
