@@ -31,6 +31,7 @@ class World:
     def __init__(self):
         self.size = int(os.environ.get("WORLD_SIZE") or 1)
         self.rank = int(os.environ["RANK"]) if self.size > 1 else 0
+        self.local_rank = int(os.environ["LOCAL_RANK"]) if self.size > 1 else 0  # of its machine
         self.share = 1.0  # M_r / M, of the steps whose mean was taken last
         self.shares = []  # of each minibatch since the last log
         if self.size > 1 and not dist.is_initialized():
@@ -38,7 +39,7 @@ class World:
             dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo")
             atexit.register(dist.destroy_process_group)
             if gpus:
-                torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % gpus)  # --cuda means this one
+                torch.cuda.set_device(self.local_rank % gpus)  # --cuda means this one
 
     def exchange(self, message, *inputs) -> None:
         if self.size == 1:
@@ -65,6 +66,9 @@ class World:
     def mean(self, x: Tensor, share: float) -> Tensor:
         """x is a mean over this process's steps, this share of all -> the mean over all."""
         return self.sum(x * share if share > 0 else torch.zeros_like(x))  # of no step it is NaN
+
+    def average(self, parameter) -> None:
+        parameter.grad.copy_(self.mean(parameter.grad, self.share))
 
     def set_share(self, steps: int) -> None:
         self.share = steps / self.sum(torch.tensor(float(steps), dtype=torch.float64)).item()
@@ -208,7 +212,7 @@ def share_run(script, world) -> None:
             if hasattr(self, "knobs"):  # of recipes that change what train reads
                 self.knobs = here
             for parameter in agent.parameters():
-                parameter.register_post_accumulate_grad_hook(average)
+                parameter.register_post_accumulate_grad_hook(world.average)
 
         def restore(self, saved):
             super().restore(saved)
@@ -244,9 +248,6 @@ def share_run(script, world) -> None:
             if world.rank == 0:
                 super().finish()
 
-    def average(parameter) -> None:
-        parameter.grad.copy_(world.mean(parameter.grad, world.share))
-
     script.Run = Run
 
 
@@ -268,12 +269,11 @@ def share_command_line(script, world) -> None:
         return script.Args(**flags)
 
     def train_part(args):
-        fits = args.num_envs % world.size == 0
-        script.check(fits, f"--num-envs: must be divisible by {world.size} processes")
-        local_rank = int(os.environ.get("LOCAL_RANK") or 0) if world.size > 1 else 0
-        enough = not args.cuda or local_rank < torch.cuda.device_count()
-        script.check(enough, "--cuda: fewer GPUs than processes")
         try:
+            fits = args.num_envs % world.size == 0
+            script.check(fits, f"--num-envs: must be divisible by {world.size} processes")
+            enough = not args.cuda or world.local_rank < torch.cuda.device_count()
+            script.check(enough, "--cuda: fewer GPUs than processes")
             return train(replace(args, num_envs=args.num_envs // world.size))
         except KeyboardInterrupt:
             if world.rank > 0:
