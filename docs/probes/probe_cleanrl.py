@@ -121,5 +121,6 @@ def trainer(mode: AutoresetMode):
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)  # these networks are too small for more
     mode, *seed = sys.argv[1:] or ["SAME_STEP"]
     check(trainer(AutoresetMode[mode]), ALL, int(seed[0]) if seed else 1)

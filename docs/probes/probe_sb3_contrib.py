@@ -3,6 +3,7 @@
 import sys
 
 import gymnasium as gym
+import torch
 from probes import ALL, check
 from sb3_contrib import RecurrentPPO
 from stable_baselines3.common.vec_env import DummyVecEnv
@@ -28,4 +29,5 @@ def train(env_id, steps, seed):
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)  # these networks are too small for more
     check(train, ALL, int((sys.argv[1:] or ["1"])[0]))
