@@ -47,7 +47,7 @@ def export(run_dir: str, file: str) -> None:
     dtype = torch.uint8 if script.kind == "rppo_gru_atari" else torch.float32
     obs = torch.from_numpy(envs.single_observation_space.sample()[None]).to(dtype)
     torch.onnx.export(
-        Step(agent), (obs, agent.initial_state(1)), file, dynamo=True, external_data=False,
+        Step(agent).eval(), (obs, agent.initial_state(1)), file, dynamo=True, external_data=False,
         input_names=["obs", "state"], output_names=["action", "next_state"],
     )  # fmt: skip
 
