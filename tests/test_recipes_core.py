@@ -301,8 +301,9 @@ def test_several_choices_are_independent_categoricals(name, space):
 def test_several_choices_are_learned(tmp_path):
     """An image and a number, each to be named by one of two components."""
     script = driver.fresh("rppo_lstm", "multi_discrete", "images")
-    flags = dict(num_envs=8, num_steps=32, hidden_size=32, encoder_size=32, learning_rate=2e-3)
-    flags |= dict(total_timesteps=6000, eval_episodes=8, cnn_channels="8,8,8", num_minibatches=2)
+    flags = dict(num_envs=8, num_steps=32, hidden_size=32, encoder_size=32, learning_rate=1e-3)
+    flags |= dict(total_timesteps=8000, eval_episodes=8, cnn_channels="8,8,8", num_minibatches=2)
+    flags |= dict(gamma=0.5, norm_reward=False)
     _, run_dir = run(script, tmp_path, env_id="Signs-v0", **flags)
     returns = json.loads((run_dir / "result.json").read_text())["returns"]
     assert np.mean(returns) > 7  # of 8; by chance 4
@@ -614,6 +615,69 @@ def test_a_population_trains_and_says_what_fails(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path / "runs")
     with pytest.raises(ValueError, match="--gae-lambda: must not be above 1"):
         population.main("1", *words, "--gamma", "2.0")
+
+
+def test_an_offspring_differs_in_one_gene_within_its_range():
+    evolve = driver.recipe("evolve")
+    names = evolve.names_of(driver.fresh("rppo_lstm", "networks", "warm_start"))
+    assert {"learning_rate", "layers_before", "activation", "init_noise"} <= {*names}
+    assert "encoder_size" not in names  # --layers-before replaces it
+    changed = set()
+    genes = evolve.kept({name: evolve.draw(name) for name in names})
+    for _ in range(400):
+        child = evolve.mutate(genes)
+        differs = [name for name in names if child[name] != evolve.kept(genes)[name]]
+        assert len(differs) <= 1
+        changed |= {*differs}
+        for name, (low, high, _) in evolve.NUMBERS.items():
+            assert name not in child or low <= child[name] <= high
+        units = [int(x) for x in child["layers_after"].split(",")]
+        assert 1 <= len(units) <= 3 and all(32 <= x <= 128 for x in units)
+        genes = evolve.kept(child)
+    assert changed == {*names}
+
+
+def test_evolution_from_the_command_line(tmp_path, monkeypatch, capsys):
+    """Two generations of two members, here in one process; the best is a run like any other."""
+    population = driver.recipe("population")
+
+    def train(folder, words):
+        monkeypatch.setattr(sys, "argv", ["use.py", *words, "--runs-dir", str(folder.parent),
+                                          "--run-name", folder.name])  # fmt: skip
+        driver.main()
+
+    monkeypatch.setattr(population, "train", train)
+    monkeypatch.chdir(tmp_path)
+    flags = "--members 2 --generations 2 --steps 200 --processes 1 --num-envs 2 --num-steps 32"
+    words = ["evolve.py", "rppo_lstm", *flags.split(), "--num-minibatches", "2"]
+    monkeypatch.setattr(sys, "argv", [*words, "--eval-episodes", "2", "--env-id", "CartPole-v1"])
+    driver.recipe("evolve").main()
+    assert "generation 1: " in capsys.readouterr().out
+    script, args, _, _, saved = driver.open_run(tmp_path / "runs/evolve/best")
+    assert script.SCRIPT == "rppo_lstm+warm_start+evolve" and saved["step"] >= 200
+    assert args.init_from.split("/")[-1] in ("0-0", "0-1") and args.eval_seed == 2
+
+
+def test_warm_start_takes_weights_and_their_corners(tmp_path):
+    script = driver.fresh("rppo_lstm", "warm_start")
+    old, run_dir = run(script, tmp_path, env_id="CartPole-v1", norm_obs=True)
+    flags = dict(env_id="CartPole-v1", init_from=str(run_dir), total_timesteps=1, learning_rate=0.0)
+    same, _ = run(script, tmp_path, **flags)
+    for key, value in same.named_parameters():
+        assert torch.equal(value, old.state_dict()[key]), key
+    assert same.obs_stats.count == old.obs_stats.count > 0
+    noisy, _ = run(script, tmp_path, **flags, init_noise=0.1)
+    moved = torch.cat([(x - y).flatten() for x, y in zip(noisy.parameters(), same.parameters())])
+    assert moved.std().item() == pytest.approx(0.1, rel=0.1)
+    large, _ = run(script, tmp_path, **flags, encoder_size=16, overlap=True)
+    assert torch.equal(large.encoder[0].weight[:8], old.encoder[0].weight)
+    assert torch.equal(large.actor.weight, old.actor.weight)
+    with pytest.raises(ValueError, match="try --overlap"):
+        run(script, tmp_path, **flags, encoder_size=16)
+    # Weights keep their names where action masks come along.
+    masked = driver.fresh("rppo_lstm", "warm_start", "action_masks")
+    again, _ = run(masked, tmp_path, **flags)
+    assert torch.equal(again.actor.weight, old.actor.weight)
 
 
 if __name__ == "__main__":
