@@ -1,4 +1,6 @@
-"""The notebook runs from top to bottom and finds what its text says."""
+"""The notebook runs from top to bottom and finds what its text says. docs/notebook.md shows it with
+its outputs: pip install nbconvert && jupyter nbconvert --execute --to markdown docs/notebook.ipynb
+"""
 
 import re
 
