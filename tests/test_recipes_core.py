@@ -54,6 +54,9 @@ def test_a_changed_copy_and_its_recipe_are_found_by_path(tmp_path, monkeypatch):
     (mine / "copied.py").unlink()  # the file of that name here is not a script
     with pytest.raises(RuntimeError, match="the wrong file"):
         driver.open_run(run_dir)
+    (other / "copied.py").unlink()
+    with pytest.raises(ValueError, match="there is no file .*copied.py"):
+        driver.open_run(run_dir)
 
 
 @pytest.mark.parametrize(
@@ -298,6 +301,7 @@ def test_several_choices_are_independent_categoricals(name, space):
     assert np.array_equal(sent.reshape(7, K) - np.ravel(getattr(space, "start", 0)), actions)
 
 
+@pytest.mark.slow
 def test_several_choices_are_learned(tmp_path):
     """An image and a number, each to be named by one of two components."""
     script = driver.fresh("rppo_lstm", "multi_discrete", "images")

@@ -1,7 +1,7 @@
 """Recipes, one or several, on a script.
 
     python docs/recipes/use.py rppo_lstm images,schedules --env-id my_module:MyEnv-v0
-    python docs/recipes/use.py mine.py diagnostics   # a changed copy of one of the five scripts
+    python docs/recipes/use.py mine.py scalars       # a changed copy of one of the five scripts
     python docs/recipes/use.py --play runs/RUN       # or --resume: a run knows what made it
     mpiexec -n 2 python docs/recipes/use.py ppo1_mpi callbacks --stop-at-return 475
 
@@ -164,7 +164,7 @@ def made_by(run_dir) -> tuple[str, list[str], dict]:
         raise ValueError(f"{run_dir} is not the directory of a run: {error!r:.150}") from error
     path = Path(saved.get("file", kind))
     beside = [path, ROOT / path.name, Path.cwd() / path.name]
-    script = next((str(file) for file in beside if file.is_file()), kind)
+    script = next((str(file) for file in beside if file.is_file()), str(path))
     return script, names, saved.get("recipes", {})
 
 
