@@ -1,6 +1,7 @@
 """use.py, and the recipes whose numbers must be exact: masks, several choices, data-parallel training,
 inputs, populations."""
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -322,6 +323,11 @@ CASES = {
     "rppo_continuous": dict(num_minibatches=1, update_epochs=3, env_id="Pendulum-v1", env_kwargs="{}"),
     "trpo": dict(memory="lstm", batch_size=1000, n_critic_updates=3, sub_sampling_factor=2),
 }  # fmt: skip
+if importlib.util.find_spec("ale_py"):
+    CASES["rppo_gru_atari"] = dict(
+        num_minibatches=1, update_epochs=2, num_steps=10, total_timesteps=60, env_id="ALE/Pong-v5",
+        env_kwargs="{}",
+    )  # fmt: skip
 
 
 def parallel_script(name: str, *recipes):
@@ -334,14 +340,14 @@ def parallel_script(name: str, *recipes):
 
         def reset(self, *, seed=None, **options):
             rank = script.world().rank if hasattr(script, "world") else 0
-            obs, _ = self.env.reset(seed=123 + rank * self.num_envs, **options)
-            return obs, {}
+            obs, info = self.env.reset(seed=123 + rank * self.num_envs, **options)
+            return obs, {key: x for key, x in info.items() if key == "lives"}
 
     class Agent(script.Agent):
         def normalize(self, obs):
             return super().normalize(obs.double())
 
-    script.Agent = Agent
+    script.Agent = script.Agent if name == "rppo_gru_atari" else Agent
     script.make_envs = lambda *inputs, **options: Here(make_envs(*inputs, **options))
     script.calls = 0
 
@@ -362,7 +368,7 @@ def job(folder: str) -> None:
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
     for name, flags in CASES.items():
-        flags = {**DP, **flags, "total_timesteps": 300, "runs_dir": folder}
+        flags = {**DP, "total_timesteps": 300, **flags, "runs_dir": folder}
         flags = {key: x for key, x in flags.items() if hasattr(MODULES[name].Args, key)}
         script = parallel_script(name, "data_parallel")
         agent = script.train(script.Args(**flags, run_name=f"{name} 2"))

@@ -13,11 +13,13 @@ processes, the run goes on bit for bit; it goes on with another number, too.
 
 import atexit
 import os
+import shlex
 import sys
 import time
 from dataclasses import asdict, replace
 from functools import partial
 from math import ceil
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -284,5 +286,8 @@ def share_command_line(script, world) -> None:
                 time.sleep(8)  # where all fail alike, torchrun ends the others first
             raise
 
+    if world.size > 1:  # main's line that says how to continue
+        started = ["torchrun", "--nproc-per-node", str(world.size)]
+        script.shlex = SimpleNamespace(join=lambda words: shlex.join([*started, *words[1:]]))
     script.parse_args = parse_and_share
     script.train = train_part
