@@ -173,17 +173,16 @@ def main() -> None:
                 seconds[env_id] = time.process_time() - began
                 return act
 
-            rows = check(timed, probes, seed)
+            rows = check(timed, [x for x in probes if (mistake, str(seed), x) not in known], seed)
             new = not TABLE.exists()
             with TABLE.open("a", newline="") as file:
                 table = csv.DictWriter(file, FIELDS, lineterminator="\n")
                 if new:
                     table.writeheader()
                 for row in rows:
-                    if (mistake, str(seed), row.probe) not in known:
-                        score, spent = f"{row.score:.3f}", f"{seconds.get(row.probe, 0):.1f}"
-                        mine = dict(change=mistake, seed=seed, cpu_seconds=spent)
-                        table.writerow(mine | row._asdict() | dict(score=score))
+                    score, spent = f"{row.score:.3f}", f"{seconds.get(row.probe, 0):.1f}"
+                    mine = dict(change=mistake, seed=seed, cpu_seconds=spent)
+                    table.writerow(mine | row._asdict() | dict(score=score))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ within 20,000 steps, and other scores that certain mistakes reach. The file need
 and tqdm, and torch only for check_memory: copy it.
 
 Train with rollouts of 16 time steps, in sequences of 16 or 8, and with as many environments as you
-like: Recall asks for what was shown 8 steps before, Rollout for what was shown in another rollout.
+like: Recall asks for what was shown 6 steps before, Rollout for what was shown in another rollout.
 
 There are two kinds of reward. An action is -1, 0 or 1 (0, 1, 2 of a Discrete(3)), or a number
 between -1 and 1 (of a Box). Where a probe asks for an answer of -1 or 1,
@@ -147,18 +147,19 @@ class Previous(Probe):
 
 
 class Recall(Probe):
-    """Shows a cue at the second step, other bits at the next ones, and asks for the cue 8 steps
+    """Shows a cue at the second step, other bits at the next ones, and asks for the cue 6 steps
     after it was shown.
 
     Right: 1. (The first step shows no cue: a late reset would forget it.)
-    Gradients don't flow back through 8 steps, because single steps are shuffled, the state is
-    detached at each step, or sequences are shorter: about 0. With short sequences it's a setting,
-    not a mistake.
+    Gradients don't flow back through 6 steps, because single steps are shuffled, the state is
+    detached at each step, or sequences are shorter: below 0.6. With short sequences it's a setting,
+    not a mistake. A forget gate that starts half open learns it late.
     """
 
     size = 3
     needs = ("Previous",)
-    lag = 8
+    steps = 30_000
+    lag = 6
     wrong = {"gradient stops too early": (0,)}
 
     def begin(self):
@@ -183,7 +184,7 @@ class Leak(Probe):
     """
 
     size = 5
-    steps = 40_000
+    steps = 60_000
     needs = ("Previous",)
     right = (0.5, 0.5, 0.5)
     wrong = {
@@ -201,7 +202,7 @@ class Leak(Probe):
 
     def begin(self):
         self.old, self.bits = self.bits, (self.bit(), self.bit())
-        self.asks_early = self.happens(2 / 3)
+        self.asks_early = self.happens(0.5)
 
     def show(self):
         early, last = self.bits
@@ -255,24 +256,28 @@ class Latch(Probe):
 
 class Rollout(Probe):
     """Shows a cue at the first two steps and asks at each step: for the cue until step 16, later
-    for its opposite. No rollout of 16 steps has both the cue and a late question. The late ones are
-    scored.
+    for its opposite. No rollout of 16 steps has both the cue and a late question. The first score
+    is of early questions from step 8 on, the second of late ones.
 
-    Right: 1. The early questions teach the agent to keep the cue; the state that it has at the
+    Right: 1, 1. The early questions teach the agent to keep the cue; the state that it has at the
     start of another rollout teaches it the late answer.
-    The state is lost at the end of a rollout, or replay begins at a zero state: -1, sometimes only
-    near 0. In training no late question was asked of an agent that knew the cue, so that in
-    evaluation it answers as if it were early.
-    Sequences begin with the state of another environment: about 0. In replay the cue says nothing
-    about the late answer.
+    The state is lost at the end of a rollout, or replay begins at a zero state: 1, and about -1. In
+    training no late question was asked of an agent that knew the cue, so in evaluation it answers
+    as if it were early.
+    Sequences begin with the state of another environment: 1, and about 0. In replay the cue says
+    nothing about the late answer.
+    A first score far below 1: nothing is wrong with the state, but the agent hasn't learned to keep
+    a cue for 17 steps. A forget gate that starts half open is slow at it.
     """
 
     size = 3
     needs = ("Recall", "Latch")
+    steps = 60_000
+    right = (1, 1)
     lag = 17
     wrong = {
-        "state lost at the rollout's end": (-1,),
-        "sequences begin with another environment's state": (0,),
+        "state lost at the rollout's end": (1, -1),
+        "sequences begin with another environment's state": (1, 0),
     }
 
     def begin(self):
@@ -284,8 +289,8 @@ class Rollout(Probe):
 
     def play(self, a):
         if self.t < self.lag:
-            return self.guess(a, self.cue), False, False
-        return self.guess(a, -self.cue, 0), self.t == self.lag + 7, False
+            return self.guess(a, self.cue, 0 if self.t >= 8 else None), False, False
+        return self.guess(a, -self.cue, 1), self.t == self.lag + 7, False
 
 
 class Limit(Probe):
@@ -432,7 +437,7 @@ def verdict(probe, scores) -> tuple[bool, str | None]:
     if distance(probe.right).max() <= 0.15:
         return True, None
     nearest = min(probe.wrong, key=lambda mistake: distance(probe.wrong[mistake]).mean())
-    return False, nearest if distance(probe.wrong[nearest]).mean() <= 0.4 else None
+    return False, nearest if distance(probe.wrong[nearest]).max() <= 0.6 else None
 
 
 def play(act, envs, seed: int = 1, steps: int = 128) -> list[float]:
