@@ -72,8 +72,9 @@ def import_file(file: Path):
     sys.modules[name] = module  # dataclasses look their annotations up there
     cloudpickle.register_pickle_by_value(module)  # --async-envs: a process can't import it
     spec.loader.exec_module(module)
-    if str(file.parent) not in sys.path:
-        sys.path.append(str(file.parent))  # --env-id my_module:MyEnv-v0
+    for folder in (str(file.parent), os.getcwd()):  # --env-id my_module:MyEnv-v0
+        if folder not in sys.path:
+            sys.path.append(folder)
     return module
 
 

@@ -53,7 +53,9 @@ class Frames(driver.Wrapper):
             self.first[i], certain = channels_first(shape, args.channels)
             if not certain and not hasattr(script, "said_channels") and driver.is_first(script):
                 script.said_channels = "first" if self.first[i] else "last"
-                print(f"images: the channels of {shape} are {script.said_channels}? --channels")
+                print(
+                    f"images: {shape} has channels {script.said_channels}, unless --channels says no"
+                )
         self.done = np.ones(1, bool)
         self.stacks = {}
         seen = self.look(np.zeros((1, sum(self.sizes)), np.float32))

@@ -5,8 +5,8 @@
     python docs/recipes/training/evolve.py rppo_lstm --no-evolve --env-id CartPole-v1  # the control
 
 Every member is a run of its own, of any script and recipes. In each generation all train for
---steps more. Then all are scored by evaluations on the same episodes, which are new in every
-generation: by luck with its episodes nobody wins, nor twice. Elitism: the best stays as it is.
+--steps more. Then all are evaluated on the same episodes, and on new ones in every generation, so
+that luck with episodes decides nothing. Elitism: the best stays as it is.
 Tournaments: for each other place --tournament members are drawn, and the best of them has an
 offspring, which differs in one gene and starts from its parent's weights (the recipe warm_start;
 weights of another size are copied as far as they overlap).
