@@ -60,7 +60,7 @@ def previous(history, old):
 
 
 def recall(history, old):
-    return history[1][0] if len(history) > 1 else 0
+    return history[1][1] if len(history) > 1 else 0
 
 
 def leaking(history, old):

@@ -80,7 +80,7 @@ MISTAKES: dict[str, tuple[list[tuple[str, str]], str | None, str | None]] = {
             (RESET, RESET.replace("final[t]", "final[t - 1] if t else before")),
             ("        obs[0] = obs[T]\n", "        last = final[T - 1].copy()\n        obs[0] = obs[T]\n"),
         ],
-        "Leak", "reset one step late in training",
+        "Leak", "reset one step late or early in training",
     ),
     "reset one step early in training": (
         [
@@ -89,7 +89,7 @@ MISTAKES: dict[str, tuple[list[tuple[str, str]], str | None, str | None]] = {
             (STEP, RESET + STEP),
             (LAST, ZERO_LAST),
         ],
-        "Leak", "reset one step early in training",
+        "Leak", "reset one step late or early in training",
     ),
     "no reset on replay": ([(REPLAY, "")], "Latch", "no reset on replay"),
     "state lost between rollouts": (
@@ -97,11 +97,11 @@ MISTAKES: dict[str, tuple[list[tuple[str, str]], str | None, str | None]] = {
         "Rollout", "state lost at the rollout's end",
     ),
     "replay from a zero state": (
-        [(STORED, f"{STORED} * 0")], "Rollout", "state lost at the rollout's end",
+        [(STORED, f"{STORED} * 0")], "Rollout", "sequences begin with another state",
     ),
     "replay from another environment's state": (
         [(STORED, f"{STORED}.roll(1, 1)")],
-        "Rollout", "sequences begin with another environment's state",
+        "Rollout", "sequences begin with another state",
     ),
     "truncation as termination": (
         [("np.where(terminated, 0, values[1:])", "np.where(done, 0, values[1:])")],

@@ -8,7 +8,7 @@ within 20,000 steps, and other scores that certain mistakes reach. The file need
 and tqdm, and torch only for check_memory: copy it.
 
 Train with rollouts of 16 time steps, in sequences of 16 or 8, and with as many environments as you
-like: Recall asks for what was shown 6 steps before, Rollout for what was shown in another rollout.
+like: Recall asks for what was shown 5 steps before, Rollout for what was shown in another rollout.
 
 There are two kinds of reward. An action is -1, 0 or 1 (0, 1, 2 of a Discrete(3)), or a number
 between -1 and 1 (of a Box). Where a probe asks for an answer of -1 or 1,
@@ -147,11 +147,11 @@ class Previous(Probe):
 
 
 class Recall(Probe):
-    """Shows a cue at the second step, other bits at the next ones, and asks for the cue 6 steps
-    after it was shown.
+    """Shows a bit at each step, marks that of the second step as the cue, and asks for it 5 steps
+    later.
 
-    Right: 1. (The first step shows no cue: a late reset would forget it.)
-    Gradients don't flow back through 6 steps, because single steps are shuffled, the state is
+    Right: 1. (The first step is not the cue: a late reset would forget it.)
+    Gradients don't flow back through 5 steps, because single steps are shuffled, the state is
     detached at each step, or sequences are shorter: below 0.6. With short sequences it's a setting,
     not a mistake. A forget gate that starts half open learns it late.
     """
@@ -159,14 +159,15 @@ class Recall(Probe):
     size = 3
     needs = ("Previous",)
     steps = 30_000
-    lag = 6
+    lag = 5
     wrong = {"gradient stops too early": (0,)}
 
     def begin(self):
         self.cue = self.bit()
 
     def show(self):
-        return [self.cue * (self.t == 1), self.bit(), self.t == 1 + self.lag]
+        cued = self.t == 1
+        return [cued, self.cue if cued else self.bit(), self.t == 1 + self.lag]
 
     def play(self, a):
         asked = self.t == 1 + self.lag
@@ -178,8 +179,9 @@ class Leak(Probe):
     its early bit, at the second step for its early bit again.
 
     Right: 0.5 of each question, since nobody can know.
-    No reset: 1, 1, 1. One step late, the first step knows all: 1, 1, 0.5. One step early, before
-    the final observation is read, which shows the last bit: 1, 0.5, 0.5.
+    No reset: 1, 1, 1.
+    Reset one step late, after the first step, which knows all, or early, before the final
+    observation is read, which shows the last bit: 1, 0.5 to 1, 0.5.
     The same in training alone: 0 in place of 1. The agent acts as if it knew.
     """
 
@@ -189,11 +191,9 @@ class Leak(Probe):
     right = (0.5, 0.5, 0.5)
     wrong = {
         "no reset": (1, 1, 1),
-        "reset one step late": (1, 1, 0.5),
-        "reset one step early": (1, 0.5, 0.5),
+        "reset one step late or early": (1, 0.75, 0.5),
         "no reset in training": (0, 0, 0),
-        "reset one step late in training": (0, 0, 0.5),
-        "reset one step early in training": (0, 0.5, 0.5),
+        "reset one step late or early in training": (0, 0.25, 0.5),
     }
 
     def __init__(self, box: bool = False):
@@ -208,7 +208,7 @@ class Leak(Probe):
         early, last = self.bits
         first = self.t == 0
         asks = first and not self.asks_early, first and self.asks_early, self.t == 1
-        return [*asks, early * (self.t in (1, 2)), last * (self.t >= 3)]  # the final step is 4
+        return [*asks, early * (self.t in (1, 2, 3)), last * (self.t >= 3)]  # the final step is 4
 
     def play(self, a):
         early, last = self.old
@@ -261,11 +261,10 @@ class Rollout(Probe):
 
     Right: 1, 1. The early questions teach the agent to keep the cue; the state that it has at the
     start of another rollout teaches it the late answer.
-    The state is lost at the end of a rollout, or replay begins at a zero state: 1, and about -1. In
-    training no late question was asked of an agent that knew the cue, so in evaluation it answers
-    as if it were early.
-    Sequences begin with the state of another environment: 1, and about 0. In replay the cue says
-    nothing about the late answer.
+    The state is lost at the end of a rollout: 1, and about -1. In training no late question was
+    asked of an agent that knew the cue, so in evaluation it answers as if it were early.
+    Sequences begin with another state than acting's, a zero one or that of another environment: 1,
+    and about 0. In replay the cue says nothing about the late answer.
     A first score far below 1: nothing is wrong with the state, but the agent hasn't learned to keep
     a cue for 17 steps. A forget gate that starts half open is slow at it.
     """
@@ -277,7 +276,7 @@ class Rollout(Probe):
     lag = 17
     wrong = {
         "state lost at the rollout's end": (1, -1),
-        "sequences begin with another environment's state": (1, 0),
+        "sequences begin with another state": (1, 0),
     }
 
     def begin(self):
