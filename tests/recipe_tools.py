@@ -180,6 +180,29 @@ class InPlace(gym.Env):
         return np.full(2, self.t / 10, np.float32), reward, False, self.t == 10, {}
 
 
+class Still(gym.Env):
+    """Episodes of five steps in which nothing happens, with actions of any space."""
+
+    def __init__(self, space):
+        self.observation_space, self.action_space = spaces.Box(-9, 9, (2,)), space
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        self.t += 1
+        return np.zeros(2, np.float32), 0.0, False, self.t == 5, {}
+
+
+def still(space) -> str:
+    """The id of a newly registered Still."""
+    env_id = f"Still{sum(name.startswith('Still') for name in gym.registry)}-v0"
+    gym.register(env_id, lambda: Still(space), disable_env_checker=True)
+    return env_id
+
+
 ENVS = {
     "Signs": Signs, "BoxSigns": BoxSigns, "Colours": Colours, "Masked": Masked, "InPlace": InPlace,
 }  # fmt: skip

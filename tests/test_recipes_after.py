@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn as nn
 from gymnasium import spaces
-from recipe_tools import driver, needs, run
+from recipe_tools import Still, build, driver, needs, run, still
 from torch.distributions import Categorical, Independent, Normal
 
 KINDS = {  # script, recipes, flags: agents of every kind
@@ -79,8 +79,6 @@ def test_probabilities_and_densities(tmp_path):
 def test_look_is_what_training_computes(name):
     """Log-probabilities and values as evaluate_actions, or trpo's forward, gives them."""
     needs(name)
-    from recipe_tools import build
-
     script = driver.fresh(name)
     box = name == "rppo_continuous"
     space = spaces.Box(-1, 1, (2,)) if box else spaces.Discrete(3)
@@ -177,15 +175,15 @@ def test_what_is_recorded_is_what_was_played(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name, recipes, env, space",
+    "name, recipes, space",
     [
-        ("rppo_lstm", ["multi_discrete"], "Signs", spaces.MultiBinary(2)),
-        ("ppo1_mpi", ["multi_discrete"], "Signs", spaces.MultiDiscrete([2, 2], np.uint8)),
-        ("trpo", [], "Signs", spaces.Discrete(2, start=3)),
-        ("rppo_continuous", [], "BoxSigns", spaces.Box(-1, 1, (2,))),
+        ("rppo_lstm", ["multi_discrete"], spaces.MultiBinary(2)),
+        ("ppo1_mpi", ["multi_discrete"], spaces.MultiDiscrete([2, 2], np.uint8)),
+        ("trpo", [], spaces.Discrete(2, start=3)),
+        ("rppo_continuous", [], spaces.Box(-1, 1, (2,))),
     ],
 )
-def test_cloning_learns_an_experts_rule(name, recipes, env, space, tmp_path):
+def test_cloning_learns_an_experts_rule(name, recipes, space, tmp_path):
     """Every component is whether the observation's first number is positive."""
     needs(name)
     random = np.random.default_rng(1)
@@ -201,35 +199,14 @@ def test_cloning_learns_an_experts_rule(name, recipes, env, space, tmp_path):
     script = driver.fresh(name, "imitation", *recipes)
     flags = dict(expert=str(tmp_path / "e.npz"), clone_epochs=40, clone_learning_rate=3e-3)
 
-    class Envs(driver.Wrapper):
-        pass
-
-    env_id = "Cloned-v0"
-    gym.register(env_id, lambda: Still(space), disable_env_checker=True)
-    try:
-        agent, _ = run(script, tmp_path, env_id=env_id, total_timesteps=1, learning_rate=0.0,
-                       **flags)  # fmt: skip
-    finally:
-        del gym.registry[env_id]
+    agent, _ = run(
+        script, tmp_path, env_id=still(space), total_timesteps=1, learning_rate=0.0, **flags
+    )
     found, _ = agent.predict(obs[:100])
     if isinstance(space, spaces.Box):
         assert np.abs(found - actions[:100]).mean() < 0.1
     else:
         assert (found == actions[:100]).mean() > 0.95
-
-
-class Still(gym.Env):
-    def __init__(self, space):
-        self.observation_space, self.action_space = spaces.Box(-9, 9, (2,)), space
-
-    def reset(self, *, seed=None, options=None):
-        self.t = 0
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action):
-        assert self.action_space.contains(action)
-        self.t += 1
-        return np.zeros(2, np.float32), 0.0, False, self.t == 5, {}
 
 
 # --- look_inside -----------------------------------------------------------------------------------

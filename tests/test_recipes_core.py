@@ -7,13 +7,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from recipe_tools import FOLDER, SMALL, build, driver, needs, run
+from recipe_tools import FOLDER, SMALL, build, driver, needs, run, still
 from support import MODULES, ROOT
 from torch.distributions import Categorical
 
@@ -138,14 +139,11 @@ def test_masked_probabilities_are_the_plain_ones_divided_among_the_legal(name, m
     flags = dict(memory=memory, norm_obs=True) if name != "rppo_lstm" else dict(norm_obs=True)
     plain_script, script = driver.fresh(name), driver.fresh(name, "action_masks")
     plain = build(plain_script, spaces.Discrete(4), **flags).double()
-    envs = script.make_envs(script.Args(env_id="Masked-v0"), 1)
-    envs.unmasked.unwrapped.single_action_space = spaces.Discrete(4)
-    args = script.Args(**{**SMALL[name], **flags, "hidden_size": 6, "encoder_size": 4})
-    envs = driver.recipe("action_masks").Masks(script, envs.unmasked)
-    envs.exists = np.ones((1, 4), bool)
-    envs.unmasked = type("Envs", (), dict(
+    args = script.Args(**{**flags, "hidden_size": 6, "encoder_size": 4})
+    unmasked = SimpleNamespace(
         single_action_space=spaces.Discrete(4), single_observation_space=spaces.Box(-1, 1, (3,))
-    ))  # fmt: skip
+    )
+    envs = SimpleNamespace(exists=np.ones((1, 4), bool), unmasked=unmasked)
     agent = script.Agent(envs, args).double()
     torch.manual_seed(3)
     with torch.no_grad():
@@ -162,7 +160,6 @@ def test_masked_probabilities_are_the_plain_ones_divided_among_the_legal(name, m
     obs, legal = torch.randn(L, B, 3).double(), torch.rand(L, B, 4) < 0.5
     legal[..., 2] = True
     seen = torch.cat([obs, legal.double()], -1)
-    look = driver.recipe("use_agent").look
     state, plain_state = agent.initial_state(B).double(), plain.initial_state(B).double()
     with torch.no_grad():
         for t in range(L):
@@ -177,7 +174,6 @@ def test_masked_probabilities_are_the_plain_ones_divided_among_the_legal(name, m
                 state = agent.step(seen[t], state)[-1]
                 plain_state = plain.step(obs[t], plain_state)[-1]
                 assert (state - plain_state).abs().max() < 1e-12
-    assert look is not None
 
     final = torch.zeros(L, B, dtype=torch.bool)
     final[2, 1] = True
@@ -257,25 +253,8 @@ def test_several_choices_are_independent_categoricals(name, space):
     needs(name)
     script = driver.fresh(name, "multi_discrete")
 
-    class Envs:
-        single_action_space, single_observation_space = space, spaces.Box(-1, 1, (3,))
-        num_envs = 1
-
-    flags = {key: x for key, x in SMALL[name].items() if key in ("hidden_size", "encoder_size")}
-    wrapped = driver.recipe("multi_discrete").OneActor
-    script_one = driver.recipe("multi_discrete")
-    script_one.OneActor = lambda envs, outputs: type(
-        "One",
-        (),
-        dict(
-            single_action_space=spaces.Discrete(outputs),
-            single_observation_space=envs.single_observation_space,
-        ),
-    )
-    try:
-        agent = script.Agent(Envs, script.Args(**flags))
-    finally:
-        script_one.OneActor = wrapped
+    args = script.Args(**SMALL[name], env_id=still(space))
+    agent = script.Agent(script.make_envs(args, 1), args)
     nvec = driver.choices(space)
     K, A = len(nvec), nvec.max()
     torch.manual_seed(1)
@@ -574,8 +553,9 @@ def test_a_generation_is_scored_on_the_same_new_episodes(tmp_path, monkeypatch):
         return [float(len(seen) + i) for i in range(len(runs))]
 
     monkeypatch.setattr(population, "train_all", train_all)
-    options = type("Options", (), dict(seed=7, members=3, generations=4, processes=1, evolve=True,
-                                       tournament=2))  # fmt: skip
+    options = SimpleNamespace(
+        seed=7, members=3, generations=4, processes=1, evolve=True, tournament=2
+    )
     best = evolve.evolve(options, [], ["learning_rate", "hidden_size"], tmp_path)
     assert best == tmp_path / "3-2" and len(seen) == 4
     for generation in seen:
