@@ -397,8 +397,7 @@ def gradient_of_the_union(rank: int) -> None:
             torch.manual_seed(6)
             agent = build(module, spaces.Discrete(3)).double()
             if module is script:
-                for parameter in agent.parameters():
-                    parameter.register_post_accumulate_grad_hook(world.average)
+                world.watch(agent)
             valid = ~final[:, columns]
             inputs = (x[:, columns] for x in (final, actions))
             state = agent.initial_state(len(valid[0])).double()

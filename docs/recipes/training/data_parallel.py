@@ -69,8 +69,25 @@ class World:
         """x is a mean over this process's steps, this share of all -> the mean over all."""
         return self.sum(x * share if share > 0 else torch.zeros_like(x))  # of no step it is NaN
 
-    def average(self, parameter) -> None:
-        parameter.grad.copy_(self.mean(parameter.grad, self.share))
+    def watch(self, agent) -> None:
+        """From now on the end of every backward pass averages all gradients, in one message."""
+        waiting = []
+        engine = torch.autograd.Variable._execution_engine  # DistributedDataParallel uses it, too
+
+        def average():
+            waiting.clear()
+            gradients = [p.grad for p in agent.parameters() if p.grad is not None]
+            flat = self.mean(torch.cat([x.flatten() for x in gradients]), self.share)
+            for x, mean in zip(gradients, flat.split([x.numel() for x in gradients])):
+                x.copy_(mean.view_as(x))
+
+        def has_gradient(parameter):
+            if not waiting:
+                engine.queue_callback(average)
+            waiting.append(parameter)
+
+        for parameter in agent.parameters():
+            parameter.register_post_accumulate_grad_hook(has_gradient)
 
     def set_share(self, steps: int) -> None:
         self.share = steps / self.sum(torch.tensor(float(steps), dtype=torch.float64)).item()
@@ -213,8 +230,7 @@ def share_run(script, world) -> None:
                 super().__init__(args, envs, agent, optimizer)
             if hasattr(self, "knobs"):  # of recipes that change what train reads
                 self.knobs = here
-            for parameter in agent.parameters():
-                parameter.register_post_accumulate_grad_hook(world.average)
+            world.watch(agent)
 
         def restore(self, saved):
             super().restore(saved)
