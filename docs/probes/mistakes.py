@@ -159,7 +159,7 @@ def main() -> None:
         for mistake in options.mistakes or MISTAKES:
             _, own, _ = MISTAKES[mistake]
             known = {(row["change"], row["seed"], row["probe"]) for row in read()}
-            probes = [f"probes:{own}-v0"] if options.own else ALL
+            probes = [f"probes:{own}-v0"] if options.own and own else ALL
             if all((mistake, str(seed), probe) in known for probe in probes):
                 continue
             print(f"{mistake}, seed {seed}")

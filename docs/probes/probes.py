@@ -266,7 +266,8 @@ class Rollout(Probe):
     Sequences begin with another state than acting's, a zero one or that of another environment: 1,
     and about 0. In replay the cue says nothing about the late answer.
     A first score far below 1: nothing is wrong with the state, but the agent hasn't learned to keep
-    a cue for 17 steps. A forget gate that starts half open is slow at it.
+    a cue for 17 steps. A forget gate that starts half open is slow at it. Late answers are learned
+    last, so 1 and about 0 may also mean too few steps: train longer before you look for a mistake.
     """
 
     size = 3
