@@ -511,7 +511,7 @@ def resets(out: Path, batches: tuple[int, int] = (8, 64)) -> None:
     """Time over the reset rate, of an LSTM with 128 units: a panel for each B, a line for each way.
     Times are multiples of the fused reset's at rate 0, from ratios of neighbouring runs."""
     figure, axes = panels(len(batches), 1, 4.4, 6.4)
-    found = [r for r in rows.read(RESULTS / "resets.csv") if "cores" in r["processor"]]
+    found = [r for r in read("resets") if "cores" in r["processor"]]
     for batch, axis in zip(batches, axes[:, 0]):
         at = {}
         for row in found:
