@@ -45,6 +45,8 @@ RECIPES: dict = {
     "scalars": ("LCGTP", {"csv": True}),
     "callbacks": ("LCGTP", {"checkpoint_every": 1, "quiet": True}),
     "data_parallel": ("LCGT", {}),
+    "evolve": ("LCGTP", {"eval_seed": 3}),
+    "check_replay": ("LCGP", {}),
 }
 MEMORY = "long_memory", "min_gru", "lru", "attention", "stacked_lstm", "carry_state", "overlap"
 PACKAGES = {"minigrid_memory": "minigrid", "memory_gym_tasks": "memory_gym"}
@@ -56,7 +58,7 @@ NOT_WITH = [
 ]  # fmt: skip
 
 
-def flags_of(letter: str, names) -> dict:
+def flags_of(letter: str, names, recipes=RECIPES) -> dict:
     flags = {"env_id": "Pendulum-v1" if letter == "C" else "CartPole-v1"}
     if letter == "G":
         flags = {"env_id": "ALE/Pong-v5"}
@@ -65,7 +67,7 @@ def flags_of(letter: str, names) -> dict:
     if "memory_gym_tasks" in names:
         flags = {"env_id": "MortarMayhem-Grid-v0"}
     for name in names:
-        own = RECIPES[name][1]
+        own = recipes[name][1]
         flags |= {key: x for key, x in own.items() if letter != "G" or key != "env_id"}
     if letter in "TP" and {*names} & {*MEMORY}:
         flags["memory"] = "lstm"
@@ -74,15 +76,16 @@ def flags_of(letter: str, names) -> dict:
     return flags
 
 
-def trains(tmp_path, letter: str, names) -> None:
-    """A rollout, then another one of the resumed run."""
+def trains(tmp_path, letter: str, names, more=None, recipes=RECIPES) -> None:
+    """A rollout, then another one of the resumed run; more: flags, where a recipe has no other."""
     for name in names:
         pytest.importorskip(PACKAGES.get(name, "torch"))
     needs(LETTERS[letter])
     script = driver.fresh(LETTERS[letter], *names)
     if letter == "G":
         script.EVAL_FRAMES = 100
-    flags = {"eval_episodes": 0, "total_timesteps": 1, **flags_of(letter, names)}
+    flags = {"eval_episodes": 0, "total_timesteps": 1, **(more or {})}
+    flags |= flags_of(letter, names, recipes)
     agent, run_dir = run(script, tmp_path, **flags)
     script, args, again, saved = reopened(run_dir)
     assert saved["script"].split("+")[0] == LETTERS[letter]
@@ -102,7 +105,7 @@ def trains(tmp_path, letter: str, names) -> None:
 
 
 def test_every_recipe_is_here():
-    assert {*driver.known_recipes()} - {"check_replay"} == {*RECIPES}
+    assert {*driver.known_recipes()} == {*RECIPES}
 
 
 @pytest.mark.parametrize("name", RECIPES)
