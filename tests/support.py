@@ -330,7 +330,9 @@ def shown(stderr: str) -> list[str]:
 def main(folder, script: str, *flags):
     """main() with these flags in the folder -> exit code, standard output, standard error."""
     out, err = io.StringIO(), io.StringIO()
-    words = [word for flag in flags for word in ([flag] if str(flag)[:1] in '{["' else str(flag).split())]
+    words: list[str] = []
+    for flag in flags:
+        words += [flag] if flag.startswith("{") else flag.split()  # JSON may have blanks
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.chdir(folder)
         patch.setattr(sys, "argv", [f"{script}.py", *words])

@@ -1,51 +1,55 @@
-"""Copies the blocks that the scripts share from rppo_lstm.py into the others: python tests/sync.py
+"""Copies what scripts share from the script that owns it: python tests/sync.py
 
-A block is a function, a class or a method. Blocks of one name are one text in all scripts, but for
-EXCEPTIONS. Edit a block in the first script that has it. `--check` changes nothing, and ends with
-exit code 1 if a script differs.
+Functions, classes, constants, and methods of Agent and Run, are one text in all scripts that have
+their name, but for EXCEPTIONS. The owner is the first script of a group: edit it there. `--check`
+changes nothing, and ends with exit code 1 if a script differs.
 """
 
-import ast
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "docs/tools"))
+from blocks import blocks  # noqa: E402
+
 SCRIPTS = ["rppo_lstm", "rppo_continuous", "rppo_gru_atari", "trpo", "ppo1_mpi"]
-SPLIT = "Agent", "Run"  # classes whose methods are blocks of their own
-ALONE = [(script,) for script in SCRIPTS]
-VECTORS, ATARI, MPI = ("rppo_lstm", "rppo_continuous", "trpo"), ("rppo_gru_atari",), ("ppo1_mpi",)
-# Blocks that are not one text in all scripts: which scripts share one, and why.
+SPLIT = "Agent", "Run"  # classes whose methods are copied one by one
+LSTM, CONTINUOUS, ATARI, TRPO, MPI = ((script,) for script in SCRIPTS)
+EACH = [LSTM, CONTINUOUS, ATARI, TRPO, MPI]
+PPO = LSTM + CONTINUOUS + ATARI
+# What is not one text in all scripts: which of them share one, and why.
 EXCEPTIONS = {
-    "Args": (ALONE, "each has its own flags"),
-    "train": (ALONE, "each algorithm has its own story"),
-    "check_args": (ALONE, "each checks its own flags"),
-    "Agent.__init__": (ALONE, "heads and memories differ"),
-    "Agent.step": (ALONE, "heads and memories differ"),
-    "Agent.predict": (ALONE, "distributions differ"),
-    "Agent.evaluate_actions": (ALONE, "distributions differ"),
-    "Agent.initial_state": (
-        [("rppo_lstm", "rppo_continuous"), ATARI, ("trpo",), MPI],
-        "memories differ",
-    ),
-    "Agent.log_probs": ([("rppo_lstm", "trpo", "ppo1_mpi"), ATARI], "Atari has no masks"),
-    "Agent.policy": (ALONE, "trpo has discrete actions, too"),
-    "Agent.sample_noise": ([("rppo_continuous",), ("trpo",)], "gSDE has matrices"),
-    "Agent.act": (ALONE, "gSDE is rppo_continuous's"),
-    "num_choices": ([("rppo_lstm",), ("trpo", "ppo1_mpi")], "Box actions, too"),
-    "to_env": (
-        [("rppo_lstm", "rppo_gru_atari"), ("rppo_continuous",), ("trpo", "ppo1_mpi")],
-        "Gaussian actions are clipped",
-    ),
-    "minibatches": ([("rppo_lstm", "rppo_continuous", *ATARI), MPI], "MPI's ranks have no GPU"),
-    "check_inputs": ([(*VECTORS, *MPI), ATARI], "frames are not vectors"),
-    "make_envs": ([VECTORS, ATARI, MPI], "ale_py's games; one environment on a rank"),
-    "play": ([(*VECTORS, *MPI), ATARI], "Atari's games are shown by Gymnasium's preprocessing"),
-    "parse_args": ([VECTORS, ATARI, MPI], "Atari has no presets; rank 0 prints"),
-    "main": ([VECTORS, ATARI, MPI], "several processes"),
-    "Run.__init__": ([VECTORS, ATARI, MPI], "several processes"),
-    "Run.log": ([VECTORS, ATARI, MPI], "several processes"),
-    "Run.save": ([VECTORS, (*ATARI, *MPI)], "several processes"),
-    "Run.finish": ([(*VECTORS, *MPI), ATARI], "an evaluation in Atari is cut at a stated length"),
+    "docstring": (EACH, "each has its own story"),
+    "imports": (EACH, "each imports what it needs"),
+    "SCRIPT": (EACH, "its name"),
+    "VERSION": (EACH, "in the same line as the name"),
+    "Args": (EACH, "each has its own flags"),
+    "METRICS": ([PPO, TRPO, MPI], "trpo has a step of its own; ppo1 means over ranks"),
+    "PRESETS": ([CONTINUOUS, TRPO, MPI], "each has its own tasks"),
+    "Agent.__init__": (EACH, "heads and memories differ"),
+    "Agent.initial_state": ([LSTM + CONTINUOUS, ATARI, TRPO, MPI], "memories differ"),
+    "Agent.step": (EACH, "heads and memories differ"),
+    "Agent.evaluate_actions": (EACH, "distributions differ"),
+    "Agent.predict": (EACH, "distributions differ"),
+    "Agent.policy": ([CONTINUOUS, TRPO + MPI], "gSDE; discrete actions, too"),
+    "Agent.act": ([CONTINUOUS, TRPO + MPI], "gSDE; discrete actions, too"),
+    "normalize_advantage": ([PPO, TRPO], "trpo has no minibatches"),
+    "too_far": ([PPO, MPI], "ranks decide together"),
+    "minibatches": ([PPO, MPI], "a rank takes part in each message, whatever its steps"),
+    "count_steps": ([PPO + TRPO, MPI], "of all ranks"),
+    "train": (EACH, "each algorithm has its own story"),
+    "check_args": ([LSTM + ATARI, CONTINUOUS, TRPO, MPI], "each checks its own flags"),
+    "check_actions": ([LSTM, CONTINUOUS, TRPO + MPI], "each has its own actions"),
+    "to_env": ([LSTM + ATARI, CONTINUOUS, TRPO + MPI], "real-valued actions are clipped"),
+    "make_envs": ([LSTM + CONTINUOUS + TRPO + MPI, ATARI], "ale_py's games"),
+    "play": ([LSTM + CONTINUOUS + TRPO + MPI, ATARI], "games are cut at a stated length"),
+    "parse_args": ([LSTM + ATARI, CONTINUOUS + TRPO, MPI], "presets; rank 0 prints"),
+    "main": ([PPO + TRPO, MPI], "several processes"),
+    "Run.__init__": ([PPO + TRPO, MPI], "several processes"),
+    "Run.restore": ([PPO + TRPO, MPI], "several processes"),
+    "Run.log": ([PPO + TRPO, MPI], "several processes"),
+    "Run.contents": ([PPO + TRPO, MPI], "several processes"),
+    "Run.finish": ([LSTM + CONTINUOUS + TRPO + MPI, ATARI], "games are cut at a stated length"),
 }
 
 
@@ -55,35 +59,28 @@ def group(name: str, script: str) -> tuple[str, ...]:
     return next((scripts for scripts in groups if script in scripts), (script,))
 
 
-def blocks(text: str) -> dict[str, tuple[int, int]]:
-    """The blocks of a script: the number of the first line, counted from 0, and of the line after
-    the last. Methods of SPLIT are called Class.method."""
-    found = {}
-    for node in ast.parse(text).body:
-        nodes = {}
-        if isinstance(node, ast.ClassDef) and node.name in SPLIT:
-            for method in node.body:
-                if isinstance(method, ast.FunctionDef):
-                    nodes[f"{node.name}.{method.name}"] = method
-        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            nodes[node.name] = node
-        for name, block in nodes.items():
-            first = min([block.lineno, *(x.lineno for x in block.decorator_list)])
-            found[name] = first - 1, block.end_lineno
-    return found
+def pieces(text: str) -> dict[str, range]:
+    """The blocks that are copied as one: no class of SPLIT, and methods of these alone."""
+    return {
+        name: lines
+        for name, lines in blocks(text).items()
+        if name not in SPLIT and ("." not in name or name.split(".")[0] in SPLIT)
+    }
 
 
 def synced(texts: dict[str, str]) -> dict[str, str]:
-    """The texts of the scripts, with every block as the first script of its group has it."""
-    found = {script: blocks(text) for script, text in texts.items()}
+    """The texts of the scripts, with every block as its owner has it."""
+    found = {script: pieces(text) for script, text in texts.items()}
     new = {}
     for script, text in texts.items():
-        lines = text.splitlines()
-        for name, (first, last) in reversed(found[script].items()):
+        lines = text.splitlines(keepends=True)
+        for name, where in sorted(found[script].items(), key=lambda item: -item[1].start):
             owner = next(other for other in group(name, script) if name in found[other])
-            start, end = found[owner][name]
-            lines[first:last] = texts[owner].splitlines()[start:end]
-        new[script] = "\n".join(lines) + "\n"
+            piece = found[owner][name]
+            if owner != script:
+                copied = texts[owner].splitlines(keepends=True)[piece.start : piece.stop]
+                lines[where.start : where.stop] = copied
+        new[script] = "".join(lines)
     return new
 
 
