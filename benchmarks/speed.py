@@ -161,6 +161,8 @@ def train(root: Path, command: str, steps: int, seconds: float, until: float | N
             script.train(rows.parse(script, [*flags, "--runs-dir", folder]))
         except Enough:
             pass
+        finally:
+            script.Run.log = log
     if until is not None:
         return ended[-1][1] - began, ended[-1][2]
     return tuple((ended[-1][0] - ended[0][0]) / (ended[-1][i] - ended[0][i]) for i in (1, 2))

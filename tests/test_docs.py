@@ -45,7 +45,7 @@ def tried(command: str) -> None:
     while words and ("=" in words[0] or words[0] in ("nice", "time", "nohup")):
         words.pop(0)
     program = next((word for word in words if word.endswith(".py")), None)
-    if program is None:
+    if program is None or words[0] not in ("python", "mpiexec", "torchrun", "uv"):
         return
     flags = words[words.index(program) + 1 :]
     if "<" in command or "..." in command or "$" in command or "{}" in command or "%" in flags:
