@@ -31,7 +31,9 @@ def test_training_and_evaluation_play_the_game_that_flags_ask_for(monkeypatch, t
     """Scores are not clipped, actions not sticky; an evaluation's games are cut after five minutes."""
     seen = asked(monkeypatch)
     monkeypatch.setattr(module, "EVAL_FRAMES", 300)
-    code, out, err = main(tmp_path, "rppo_gru_atari", SHORT, "--frame-stack 2 --eval-episodes 3 --run-name a")
+    code, out, err = main(
+        tmp_path, "rppo_gru_atari", SHORT, "--frame-stack 2 --eval-episodes 3 --run-name a"
+    )
     assert code == 0, err
     training, evaluation = seen
     for options in seen:
@@ -39,7 +41,9 @@ def test_training_and_evaluation_play_the_game_that_flags_ask_for(monkeypatch, t
         assert options["repeat_action_probability"] == 0.0 and options["reward_clipping"] is False
     assert training["num_envs"] == 2 and training["max_num_frames_per_episode"] == 108_000
     assert evaluation["num_envs"] == 3 and evaluation["max_num_frames_per_episode"] == 300
-    code, out, err = main(tmp_path, "rppo_gru_atari", "--play runs/a --render none --eval-episodes 2")
+    code, out, err = main(
+        tmp_path, "rppo_gru_atari", "--play runs/a --render none --eval-episodes 2"
+    )
     assert code == 0 and out.count("return ") == 2, err
     assert seen[2]["max_num_frames_per_episode"] == 300 and seen[2]["stack_num"] == 2
 
@@ -58,15 +62,17 @@ def test_a_game_seen_in_two_ways_is_one_game():
         for _ in range(25):
             x, reward, *_ = envs.step(np.zeros(1, int))
             ball[i].append(x[0, -1].astype(int))
-        assert np.abs(np.diff(ball[i], axis=0)).max() > 50  # the ball flies: somebody has pressed FIRE
+        assert (
+            np.abs(np.diff(ball[i], axis=0)).max() > 50
+        )  # the ball flies: somebody has pressed FIRE
     fast.close()
     shown.close()
 
 
 def test_sticky_actions_and_scores(monkeypatch):
     seen = asked(monkeypatch)
-    module.make_envs(module.Args(sticky_actions=0.25, env_kwargs='{"difficulty": 1}'), 1).close()
-    assert seen[0]["repeat_action_probability"] == 0.25 and seen[0]["difficulty"] == 1
+    module.make_envs(module.Args(sticky_actions=0.25, env_kwargs='{"noop_max": 7}'), 1).close()
+    assert seen[0]["repeat_action_probability"] == 0.25 and seen[0]["noop_max"] == 7
 
 
 def test_two_resumes_are_equal(tmp_path):
