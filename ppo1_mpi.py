@@ -750,7 +750,8 @@ def load(run_dir, agent: Agent | None = None) -> dict:
     """Reads a run's agent.pt, running no code in it, and gives its weights to the agent."""
     try:
         saved = torch.load(Path(run_dir, "agent.pt"), map_location="cpu", weights_only=True)
-        check(saved["script"] == SCRIPT, f"{saved['script']} wrote it, not {SCRIPT}")
+        made_by = saved["script"]
+        check(made_by == SCRIPT, f"{made_by} wrote it, not {SCRIPT} (recipes: docs/recipes/use.py)")
         if agent is not None:
             agent.load_state_dict(saved["agent"])
     except Exception as error:  # a damaged file can raise anything

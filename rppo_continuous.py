@@ -573,7 +573,7 @@ VELOCITIES = {"CartPole": [1, 3], "MountainCar": [1], "Pendulum": [2], "LunarLan
 def make_envs(args: Args, num_envs: int, render_mode: str | None = None):
     """num_envs environments as one, whose observations are vectors (num_envs, n)."""
     mode = "async" if args.async_envs else None  # None: make_vec chooses
-    mode = "sync" if render_mode or num_envs == 1 else mode  # the fastest for one
+    mode = "sync" if render_mode else mode
     try:
         options = json.loads(args.env_kwargs)
         if render_mode:
@@ -705,7 +705,8 @@ def load(run_dir, agent: Agent | None = None) -> dict:
     """Reads a run's agent.pt, running no code in it, and gives its weights to the agent."""
     try:
         saved = torch.load(Path(run_dir, "agent.pt"), map_location="cpu", weights_only=True)
-        check(saved["script"] == SCRIPT, f"{saved['script']} wrote it, not {SCRIPT}")
+        made_by = saved["script"]
+        check(made_by == SCRIPT, f"{made_by} wrote it, not {SCRIPT} (recipes: docs/recipes/use.py)")
         if agent is not None:
             agent.load_state_dict(saved["agent"])
     except Exception as error:  # a damaged file can raise anything

@@ -41,7 +41,7 @@ EXCEPTIONS = {
     "check_args": ([LSTM + ATARI, CONTINUOUS, TRPO, MPI], "each checks its own flags"),
     "check_actions": ([LSTM, CONTINUOUS, TRPO + MPI], "each has its own actions"),
     "to_env": ([LSTM + ATARI, CONTINUOUS, TRPO + MPI], "real-valued actions are clipped"),
-    "make_envs": ([LSTM + CONTINUOUS + TRPO + MPI, ATARI], "ale_py's games"),
+    "make_envs": ([LSTM + CONTINUOUS + TRPO, MPI, ATARI], "a rank has one; ale_py's games"),
     "play": ([LSTM + CONTINUOUS + TRPO + MPI, ATARI], "games are cut at a stated length"),
     "parse_args": ([LSTM + ATARI, CONTINUOUS + TRPO, MPI], "presets; rank 0 prints"),
     "main": ([PPO + TRPO, MPI], "several processes"),
