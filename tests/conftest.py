@@ -61,7 +61,9 @@ def start_script(tmp_path, tmp_path_factory):
 def run_script(start_script):
     """Runs a script to its end, which must be with the exit code `check`; returns the process."""
 
-    def run(script: str, *flags, check: int = 0, timeout: float = 240, **options) -> support.Running:
+    def run(
+        script: str, *flags, check: int = 0, timeout: float = 240, **options
+    ) -> support.Running:
         done = start_script(script, *flags, **options).wait(timeout)
         assert done.returncode == check, done.stdout + done.stderr
         return done

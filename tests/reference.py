@@ -153,7 +153,9 @@ class Network:
     def deviation(self, h: Tensor) -> Tensor:
         """Of the noise in an action, (..., K)."""
         std = self.w["log_std"].exp()
-        return (h.detach() ** 2 @ std**2 + 1e-6).sqrt() if self.sde else std.expand(*h.shape[:-1], -1)
+        return (
+            (h.detach() ** 2 @ std**2 + 1e-6).sqrt() if self.sde else std.expand(*h.shape[:-1], -1)
+        )
 
     def log_prob(self, h: Tensor, actions: Tensor) -> Tensor:
         out = dense(self.w, "actor", h)
@@ -229,7 +231,10 @@ def train(script: str, ranks: list) -> SimpleNamespace:
     """The training that follows from what the ranks played (one, but for ppo1_mpi)."""
     args, total = ranks[0].args, ranks[0].args.total_timesteps
     w = {k: x.double().clone().requires_grad_() for k, x in ranks[0].first.items()}
-    net, adam = Network(script, args, w), Adam({k: x for k, x in w.items() if moved_by_adam(script, k)})
+    net, adam = (
+        Network(script, args, w),
+        Adam({k: x for k, x in w.items() if moved_by_adam(script, k)}),
+    )
     players = [Rank(seen, args) for seen in ranks]
     for player in players:
         player.state = net.state(args.num_envs)
@@ -343,7 +348,9 @@ def ppo(net: Network, args, adam: Adam, data: list, players: list, L: int, out) 
                 entropy = net.entropy(h).mean()
                 kl = (ratio - 1 - ratio.log()).mean()
                 outside = ((ratio - 1).abs() > clip).double().mean()
-                loss = loss + (policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy) / R
+                loss = (
+                    loss + (policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy) / R
+                )
                 rows.append([y.item() for y in (policy_loss, value_loss, entropy, kl, outside)])
             if not loss.requires_grad and not net.two:
                 continue  # every step of the minibatch is final

@@ -183,7 +183,13 @@ class Cue(gym.Env):
     def step(self, action):
         self.t += 1
         last = self.t == 6
-        return np.array([0, self.t == 5], np.float32), float(last and action == self.cue), last, False, {}
+        return (
+            np.array([0, self.t == 5], np.float32),
+            float(last and action == self.cue),
+            last,
+            False,
+            {},
+        )
 
 
 class Autograd(Toy):
@@ -225,7 +231,9 @@ SHORT = {script: f"{flags} --total-timesteps 300 --eval-episodes 2".split() for 
 # --- The recorder ----------------------------------------------------------------------------------
 
 
-def record(script: str, folder, toy=None, comm=None, run_name="recorded", **flags) -> SimpleNamespace:
+def record(
+    script: str, folder, toy=None, comm=None, run_name="recorded", **flags
+) -> SimpleNamespace:
     """Trains a script in float64 in a Toy, which `toy` configures -> what train got and did:
 
     reset     the first observations and lives; rng: torch's generator there
@@ -287,7 +295,9 @@ def record(script: str, folder, toy=None, comm=None, run_name="recorded", **flag
         return envs
 
     def before_step(optimizer, *_):
-        gradients = {k: p.grad.clone() for k, p in seen.agent.named_parameters() if p.grad is not None}
+        gradients = {
+            k: p.grad.clone() for k, p in seen.agent.named_parameters() if p.grad is not None
+        }
         seen.updates.append((optimizer.param_groups[0]["lr"], weights(), gradients))
 
     log = module.Run.log
@@ -365,7 +375,9 @@ def scalars(run_dir) -> dict:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(run_dir), {"scalars": 0}).Reload()
-    found = {tag: [(x.step, x.value) for x in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    found = {
+        tag: [(x.step, x.value) for x in events.Scalars(tag)] for tag in events.Tags()["scalars"]
+    }
     assert all(sorted(dict(points)) == [step for step, _ in points] for points in found.values())
     return {tag: dict(points) for tag, points in found.items()}
 

@@ -97,7 +97,9 @@ def job_a_rank_out_of_step_is_found_by_one_bit(comm):
     """-0 is not 0. A NaN is equal to itself."""
     said = []
     for zero in 0.0, -0.0 if comm.rank == 1 else 0.0:
-        agent = torch.nn.ParameterList(torch.tensor(x) for x in (1.0, float("nan"), zero)).requires_grad_(False)
+        agent = torch.nn.ParameterList(
+            torch.tensor(x) for x in (1.0, float("nan"), zero)
+        ).requires_grad_(False)
         try:
             module.check_synced(agent, comm)
             said.append("")
@@ -141,13 +143,17 @@ def job_a_resumed_job_is_the_one_never_stopped(comm):
     two = comm.Split(int(comm.rank < 2), comm.rank)
     if comm.rank < 2:
         world, module.world = module.world, lambda: two
-        module.train(module.Args(**{**saved["args"], "resume": "runs/half", "total_timesteps": 2 * total}))
+        module.train(
+            module.Args(**{**saved["args"], "resume": "runs/half", "total_timesteps": 2 * total})
+        )
         module.world = world
         two.barrier()
         assert read("runs/half")["step"] >= 2 * total and len(read("runs/half")["rng"]) == 2
 
 
-JOBS = {name.removeprefix("job_"): f for name, f in list(globals().items()) if name.startswith("job_")}
+JOBS = {
+    name.removeprefix("job_"): f for name, f in list(globals().items()) if name.startswith("job_")
+}
 
 
 def run_jobs() -> None:
@@ -200,7 +206,9 @@ class Toy(support.Toy):
 support.gym.register("Rank1-v0", Toy)
 sys.argv[0] = module.__file__
 module.main()"""
-    flags = "--env-id Rank1-v0 --num-steps 32 --total-timesteps 3000 --run-name a --no-preset".split()
+    flags = (
+        "--env-id Rank1-v0 --num-steps 32 --total-timesteps 3000 --run-name a --no-preset".split()
+    )
     done = mpiexec(3, "-c", code, *flags, cwd=tmp_path)
     assert time.time() - (tmp_path / "fault").stat().st_mtime < 20
     assert done.returncode == 1 and done.stderr.count("Traceback") == 1, done.stderr
@@ -220,7 +228,12 @@ def test_wrong_flags_are_answered_once(tmp_path):
 def test_without_mpi_it_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     code, out, err = main(tmp_path, "ppo1_mpi")
-    assert code == 2 and out == "" and err.endswith("; pip install mpi4py mpich\n") and err.count("\n") == 1
+    assert (
+        code == 2
+        and out == ""
+        and err.endswith("; pip install mpi4py mpich\n")
+        and err.count("\n") == 1
+    )
 
 
 def test_an_average_is_in_place_and_counts_are_sums():

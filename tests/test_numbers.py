@@ -63,7 +63,10 @@ def test_discounted_sums_are_a_plain_loops_also_cut_in_two(seed, T, gamma, cut):
         running = np.where(done[t], 0.0, gamma * running)
     whole, halves = carried.copy(), carried.copy()
     sums = lstm.discounted_sums(rewards, done, whole, gamma)
-    parts = [lstm.discounted_sums(rewards[x], done[x], halves, gamma) for x in (slice(cut), slice(cut, T))]
+    parts = [
+        lstm.discounted_sums(rewards[x], done[x], halves, gamma)
+        for x in (slice(cut), slice(cut, T))
+    ]
     assert np.abs(sums - expected).max() <= 1e-12 and np.abs(whole - running).max() <= 1e-12
     assert np.array_equal(sums, np.concatenate(parts)[:T]) and np.array_equal(whole, halves)
 

@@ -40,7 +40,9 @@ def named_alike(theirs) -> dict[str, nn.Parameter]:
     """Our names of their parameters."""
     layers = {"encoder.0": theirs.features_extractor.layers[0], "actor": theirs.action_net,
               "critic": theirs.value_net}  # fmt: skip
-    names = {f"{name}.{k}": p for name, layer in layers.items() for k, p in layer.named_parameters()}
+    names = {
+        f"{name}.{k}": p for name, layer in layers.items() for k, p in layer.named_parameters()
+    }
     cell = {f"lstm.cell.{k[:-3]}": p for k, p in theirs.lstm_actor.named_parameters()}
     log_std = {"log_std": theirs.log_std} if hasattr(theirs, "log_std") else {}
     return names | cell | log_std
@@ -113,7 +115,9 @@ def test_gsde_agrees_with_stable_baselines3():
     assert (ours.log_prob(actions) - peer.log_prob(actions)).abs().max() <= 1e-5
     assert (ours.entropy() - peer.entropy()).abs().max() <= 1e-5
     gradients = [
-        torch.autograd.grad(x.log_prob(actions).sum(), [agent.log_std, agent.actor.weight], retain_graph=True)
+        torch.autograd.grad(
+            x.log_prob(actions).sum(), [agent.log_std, agent.actor.weight], retain_graph=True
+        )
         for x in (ours, peer)
     ]
     assert all((a - b).abs().max() <= 1e-4 for a, b in zip(*gradients))
@@ -200,7 +204,11 @@ def test_one_whole_trpo_step_is_sb3_contribs(actions, monkeypatch):
     policy_net, value_net = theirs.mlp_extractor.policy_net, theirs.mlp_extractor.value_net
     pairs = {"encoder.0": policy_net[0], "encoder.2": policy_net[2], "actor": theirs.action_net,
              "critic.0": value_net[0], "critic.2": value_net[2], "critic.4": theirs.value_net}  # fmt: skip
-    names = {f"{name}.{kind}": getattr(layer, kind) for name, layer in pairs.items() for kind in ("weight", "bias")}
+    names = {
+        f"{name}.{kind}": getattr(layer, kind)
+        for name, layer in pairs.items()
+        for kind in ("weight", "bias")
+    }
     names |= {"log_std": theirs.log_std} if actions == "box" else {}
     parameters = dict(agent.named_parameters())
     assert parameters.keys() == names.keys()
@@ -210,7 +218,10 @@ def test_one_whole_trpo_step_is_sb3_contribs(actions, monkeypatch):
     first = {name: parameter.detach().clone() for name, parameter in names.items()}
     obs, taken = torch.from_numpy(buffer.observations), torch.from_numpy(buffer.actions)
     taken = taken.view(T * N, -1) if actions == "box" else taken.view(T * N).long()
-    advantage, returns = torch.from_numpy(buffer.advantages).flatten(), torch.from_numpy(buffer.returns)
+    advantage, returns = (
+        torch.from_numpy(buffer.advantages).flatten(),
+        torch.from_numpy(buffer.returns),
+    )
     np.random.seed(0)
     orders = [np.random.permutation(T * N) for _ in range(1 + agent.args.n_critic_updates)][1:]
     np.random.seed(0)
@@ -219,7 +230,9 @@ def test_one_whole_trpo_step_is_sb3_contribs(actions, monkeypatch):
         peer.train()
     logged = peer.logger.name_to_value
     assert logged["train/is_line_search_success"] == 1.0
-    rollout = dict(obs=obs, lstm_state=agent.initial_state(N), final=torch.zeros(T, N, dtype=torch.bool))
+    rollout = dict(
+        obs=obs, lstm_state=agent.initial_state(N), final=torch.zeros(T, N, dtype=torch.bool)
+    )
     advantage = trpo.normalize_advantage(advantage)
     assert trpo.trpo_step(agent, agent.args, rollout, taken, advantage)[3] > 0
     optimizer = torch.optim.Adam(agent.critic.parameters(), agent.args.learning_rate, eps=1e-5)

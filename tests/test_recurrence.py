@@ -142,7 +142,9 @@ def test_a_sequence_cut_in_two_with_its_state_is_the_sequence(kind):
         assert (memory(x, state, final) - torch.cat(parts))[~final].abs().max() <= 1e-12
 
 
-@pytest.mark.parametrize("name,cell", [("ResetLSTM", reference.lstm_cell), ("ResetGRU", reference.gru_cell)])
+@pytest.mark.parametrize(
+    "name,cell", [("ResetLSTM", reference.lstm_cell), ("ResetGRU", reference.gru_cell)]
+)
 def test_a_step_is_the_cell_of_the_paper(name, cell):
     """And the parameters are the cell's alone: no optimiser can move the reset, no file has it."""
     memory = build(KINDS[name])

@@ -70,10 +70,14 @@ def test_what_a_run_leaves(script, tmp_path, monkeypatch):
             super().save()
             saves.append(self.step)
 
-    fake = SimpleNamespace(perf_counter=lambda: now[0], time=lambda: 9e9 - 3600 * now[0], sleep=time.sleep)
+    fake = SimpleNamespace(
+        perf_counter=lambda: now[0], time=lambda: 9e9 - 3600 * now[0], sleep=time.sleep
+    )
     monkeypatch.setattr(module, "time", fake)
     monkeypatch.setattr(module, "Run", Run)
-    code, out, err = main(tmp_path, script, *clock(script), f"--total-timesteps {8 * STEPS} --eval-episodes 3")
+    code, out, err = main(
+        tmp_path, script, *clock(script), f"--total-timesteps {8 * STEPS} --eval-episodes 3"
+    )
     assert code == 0 and shown(err) == [], err
     [run_dir] = (tmp_path / "runs").iterdir()
     assert run_dir.name.startswith(f"support-Toy-v0__{script}__1__")
@@ -129,7 +133,9 @@ def test_the_evaluation_is_one_episode_of_each_environment(script, tmp_path):
             return np.zeros(len(obs), int), len(seen)
 
     for flags in "bool", "uint8", "int64":
-        envs = module.make_envs(module.Args(env_id="Vector-v0", env_kwargs=json.dumps({"flags": flags})), 3)
+        envs = module.make_envs(
+            module.Args(env_id="Vector-v0", env_kwargs=json.dumps({"flags": flags})), 3
+        )
         seen.clear()
         assert module.evaluate(Agent(), envs, 1, True) == [5, 12, 21]
         states, finals, deterministic = zip(*seen)
@@ -156,7 +162,9 @@ def test_the_evaluation_takes_the_seed_and_sampled_actions_on_demand(tmp_path):
     assert len(np.unique(starts[0], axis=0)) == 10
     assert np.array_equal(starts[0], starts[1]) and not np.isin(starts[0], starts[2]).any()
     agent.predict = predict
-    args = lstm.Args(env_id="support:Toy-v0", env_kwargs='{"clock": true, "length": 20}', hidden_size=8)
+    args = lstm.Args(
+        env_id="support:Toy-v0", env_kwargs='{"clock": true, "length": 20}', hidden_size=8
+    )
     agent = lstm.Agent(lstm.make_envs(args, 1), args)
     returns = [lstm.evaluate(agent, lstm.make_envs(args, 4), 1, d) for d in (True, False)]
     assert len(set(returns[0])) == 1 < len(set(returns[1]))
@@ -184,7 +192,9 @@ def test_no_two_seeds_share_an_episode(env_id):
 def test_the_same_seed_gives_the_same_weights(script, tmp_path):
     """Also where the environment draws nothing, and weights and actions alone are random."""
     runs = [
-        trained(tmp_path, script, *clock(script), f"--seed {seed} --run-name {name} --eval-episodes 1")
+        trained(
+            tmp_path, script, *clock(script), f"--seed {seed} --run-name {name} --eval-episodes 1"
+        )
         for name, seed in (("a", 1), ("b", 1), ("c", 2))
     ]
     assert_same(runs[0]["agent"], runs[1]["agent"])
@@ -252,7 +262,9 @@ def test_two_resumes_are_equal_and_equal_the_run_never_stopped(script, tmp_path,
     for part in "agent", "optimizer", "rng", "step", "returns", "lengths":
         assert_same(half[part], other[part])
         assert_same(half[part], whole[part])
-    results = [json.loads((tmp_path / f"runs/{x}/result.json").read_text()) for x in ("half", "whole")]
+    results = [
+        json.loads((tmp_path / f"runs/{x}/result.json").read_text()) for x in ("half", "whole")
+    ]
     assert results[0]["returns"] == results[1]["returns"]
     points, expected = scalars(tmp_path / "runs/half"), scalars(tmp_path / "runs/whole")
     del points["charts/SPS"], expected["charts/SPS"]
@@ -268,11 +280,15 @@ def test_what_a_resumed_run_may_change(script, tmp_path):
     after = trained(tmp_path, script, "--resume link/a", flags)
     assert after["step"] >= 500 and after["args"]["num_envs"] == 2
     assert after["args"]["learning_rate"] == 0.0  # which shows that flags given now win:
-    assert all(torch.equal(x, after["agent"][k]) for k, x in before["agent"].items() if "stats" not in k)
+    assert all(
+        torch.equal(x, after["agent"][k]) for k, x in before["agent"].items() if "stats" not in k
+    )
     file = tmp_path / "runs/a/agent.pt"
     good = file.read_bytes()
     for flag in "--hidden-size 9", "--encoder-size 9":
-        assert_refused(main(tmp_path, script, "--resume runs/a --total-timesteps 900", flag), "size mismatch")
+        assert_refused(
+            main(tmp_path, script, "--resume runs/a --total-timesteps 900", flag), "size mismatch"
+        )
         assert file.read_bytes() == good
     refused = main(tmp_path, script, "--resume runs/a")
     assert_refused(refused, f"nothing to do, the run has {after['step']} steps")
@@ -320,7 +336,9 @@ def test_files_that_cannot_be_used(script, tmp_path):
 def test_a_full_disk_leaves_the_last_good_file(script, tmp_path, monkeypatch):
     """The third save fails half way; the run continues as if it had not."""
     module, calls = MODULES[script], []
-    monkeypatch.setattr(module.Run, "saved", property(lambda _: -100.0, lambda *_: None), raising=False)
+    monkeypatch.setattr(
+        module.Run, "saved", property(lambda _: -100.0, lambda *_: None), raising=False
+    )
     flags = [*clock(script), f"--total-timesteps {4 * STEPS}"]
     whole = trained(tmp_path, script, *flags, "--run-name whole")
     save = torch.save
@@ -367,7 +385,9 @@ def test_kill_9_and_resume_is_the_run_never_stopped(tmp_path, start_script):
     end = trained(tmp_path, "rppo_lstm", "--resume runs/killed")
     for part in "agent", "optimizer", "rng", "step", "returns":
         assert_same(end[part], whole[part])
-    assert [*scalars(tmp_path / "runs/killed")["losses/entropy"]] == [*range(STEPS, STEPS * 60 + 1, STEPS)]
+    assert [*scalars(tmp_path / "runs/killed")["losses/entropy"]] == [
+        *range(STEPS, STEPS * 60 + 1, STEPS)
+    ]
 
 
 def test_control_c(tmp_path, start_script):
@@ -409,7 +429,9 @@ def test_a_fault_stops_the_run_says_where_and_how_to_continue(script, fault, tmp
     if fault == "raise":
         assert re.search(r'support\.py", line \d+, in step', err), err  # the user's own traceback
     lines = [line for line in err.splitlines() if line.strip()]
-    assert lines[-1].endswith(f"{script}.py --resume {tmp_path}/runs/a") and "to continue" in lines[-1]
+    assert (
+        lines[-1].endswith(f"{script}.py --resume {tmp_path}/runs/a") and "to continue" in lines[-1]
+    )
     saved = read(tmp_path / "runs/a")
     assert saved["step"] == 0 and all(x.isfinite().all() for x in saved["agent"].values())
     saved["args"]["env_kwargs"] = saved["args"]["env_kwargs"].replace(fault, "")  # it is mended
@@ -525,11 +547,17 @@ def test_args_are_a_wish_that_a_run_never_writes_to(tmp_path):
         args = module.Args(env_id="Toy-v0", num_steps=32, num_envs=4, seq_len=0, num_minibatches=2,
                            total_timesteps=200, eval_episodes=1, runs_dir=str(tmp_path), **flags)  # fmt: skip
         agents = []
-        for args.run_name, args.ablate_memory in ("control", True), ("agent", False), ("new", False):
+        for args.run_name, args.ablate_memory in (
+            ("control", True),
+            ("agent", False),
+            ("new", False),
+        ):
             before = dict(vars(args))
             agents.append(module.train(args))
             assert vars(args) == before
-            args = module.Args(**module.load(tmp_path / args.run_name)["args"])  # is a new run's, too
+            args = module.Args(
+                **module.load(tmp_path / args.run_name)["args"]
+            )  # is a new run's, too
             assert vars(args) == before
         assert not torch.equal(agents[0].actor.weight, agents[1].actor.weight)
         assert torch.equal(agents[1].actor.weight, agents[2].actor.weight)
@@ -578,7 +606,9 @@ def test_a_preset_is_said_and_is_what_a_program_gets(script, tmp_path, monkeypat
         monkeypatch.setattr(sys, "argv", [script, *flags, "--seed", "3", "--gamma", "0.5"])
         args = module.parse_args()
         assert args == module.preset(env_id, masked, seed=3, gamma=0.5)
-        assert args == module.Args(env_id=env_id, mask_velocity=masked, **{**values, "seed": 3, "gamma": 0.5})
+        assert args == module.Args(
+            env_id=env_id, mask_velocity=masked, **{**values, "seed": 3, "gamma": 0.5}
+        )
         assert capsys.readouterr().out == f"preset, where no flag says otherwise: {values}\n"
         monkeypatch.setattr(sys, "argv", [script, *flags, "--no-preset"])
         args = module.parse_args()
@@ -660,7 +690,10 @@ def wandb_history(folder) -> dict:
         at += 7 + length
         if kind in (1, 4):  # a whole record, or the last piece of one
             record, whole = Record.FromString(whole), b""
-            row = {x.key or ".".join(x.nested_key): json.loads(x.value_json) for x in record.history.item}
+            row = {
+                x.key or ".".join(x.nested_key): json.loads(x.value_json)
+                for x in record.history.item
+            }
             for name in row:
                 if "/" in name:
                     found.setdefault(name, {})[row["global_step"]] = row[name]

@@ -61,7 +61,9 @@ def products(agent, rollout, chosen, damping=0.0):
     policy = partial(agent, **rollout, chosen=chosen)
     with torch.no_grad():
         old = policy()
-    gradient = trpo.flat_gradient(kl_divergence(old, policy()).mean(), moving(agent), create_graph=True)
+    gradient = trpo.flat_gradient(
+        kl_divergence(old, policy()).mean(), moving(agent), create_graph=True
+    )
     product = partial(trpo.fisher_vector_product, gradient, moving(agent), damping)
     return product, partial(trpo.fisher_vector_difference, policy, old, moving(agent), damping)
 
@@ -213,7 +215,9 @@ def test_a_step_is_the_longest_in_the_trust_region(actions, memory, monkeypatch)
     assert changed == {k for k, _ in agent.named_parameters() if not k.startswith("critic")}
 
 
-@pytest.mark.parametrize("case", ["no gradient", "nan advantages", "nan KL", "infinite KL", "too far"])
+@pytest.mark.parametrize(
+    "case", ["no gradient", "nan advantages", "nan KL", "infinite KL", "too far"]
+)
 def test_parameters_are_as_before_where_no_step_is_accepted(case, monkeypatch):
     agent = agent_of("box", memory="lstm", line_search_max_iter=1 if case == "too far" else 10)
     rollout, taken, advantage = batch(agent)
