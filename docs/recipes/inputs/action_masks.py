@@ -26,7 +26,9 @@ class Masks(driver.Wrapper):
         super().__init__(envs)
         self.unmasked = envs
         self.check = script.check
-        nvec = driver.choices(envs.single_action_space)
+        space = envs.single_action_space
+        script.check(not isinstance(space, spaces.Box), f"action_masks: actions of {space}")
+        nvec = driver.choices(space)
         self.exists = np.arange(nvec.max()) < nvec[:, None]  # (K, A)
         self.observe(spaces.flatdim(envs.single_observation_space) + self.exists.size)
 
