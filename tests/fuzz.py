@@ -31,7 +31,7 @@ def combination(number: int):
     rng = random.Random(number)
     letter = rng.choices("LCTPG", [4, 3, 2, 2, 1])[0]
     names = [name for name, (letters, _) in RECIPES.items() if letter in letters]
-    names = rng.sample([*{*names} - LEFT_OUT], rng.randint(2, 6)) if letter != "G" else ["networks"]
+    names = rng.sample(sorted({*names} - LEFT_OUT), rng.randint(2, 6))
     names = sorted(names, key=lambda name: rng.random())
     if letter != "T":
         names.append("check_replay")
