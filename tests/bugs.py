@@ -43,9 +43,17 @@ def train(case: str) -> str:
     return f"test_train.py::test_train_is_the_algorithm_written_out[{case}]"
 
 
-LSTM, CONTINUOUS, ATARI, TRPO, MPI = "rppo_lstm", "rppo_continuous", "rppo_gru_atari", "trpo", "ppo1_mpi"
+LSTM, CONTINUOUS, ATARI, TRPO, MPI = (
+    "rppo_lstm",
+    "rppo_continuous",
+    "rppo_gru_atari",
+    "trpo",
+    "ppo1_mpi",
+)
 LOOP = "test_recurrence.py::test_outputs_and_gradients_are_the_loops"
-EXACTLY_ZERO = "test_recurrence.py::test_after_a_final_step_the_state_is_exactly_zero_and_no_gradient_passes"
+EXACTLY_ZERO = (
+    "test_recurrence.py::test_after_a_final_step_the_state_is_exactly_zero_and_no_gradient_passes"
+)
 RANKS = "test_mpi.py::test_ranks_are_one_process_with_the_union_of_their_rollouts"
 GAMES = "test_atari.py::test_training_and_evaluation_play_the_game_that_flags_ask_for"
 SEEDS = "test_runs.py::test_no_two_seeds_share_an_episode[Pendulum-v1]"
@@ -88,7 +96,7 @@ BUGS = [
     Bug("all epochs go through one order", LSTM, "minibatches", "    for _ in range(args.update_epochs):\n        shuffled = torch.randperm(final.shape[1]).to(final.device)\n", "    shuffled = torch.randperm(final.shape[1]).to(final.device)\n    for _ in range(args.update_epochs):\n", number("minibatches_are_shuffled_anew_and_hold_each_sequence_once[rppo_lstm]")),
     Bug("minibatches aren't shuffled", LSTM, "minibatches", "torch.randperm", "torch.arange", number("minibatches_are_shuffled_anew_and_hold_each_sequence_once[rppo_lstm]")),
     Bug("a minibatch of final steps alone makes NaN", LSTM, "minibatches", "if not final[:, batch].all():", "if True:", "test_train.py::test_one_environment_of_one_step_trains[rppo_lstm]"),
-    Bug("losses are logged under each other's names", LSTM, "METRICS", '"policy_loss", "value_loss"', '"value_loss", "policy_loss"', train("lstm")),
+    Bug("losses are logged under each other's names", LSTM, "METRICS", '"policy_loss", "value_loss"', '"value_loss", "policy_loss"', run("losses_are_logged_under_their_names")),
     # The memory
     Bug("the forget gate stays open in a reset", LSTM, "ResetLSTM", "[[1.0], [1.0], [0.0], [0.0]]", "[[1.0], [0.0], [0.0], [0.0]]", LOOP),
     Bug("the input gate stays open in a reset", LSTM, "ResetLSTM", "[[1.0], [1.0], [0.0], [0.0]]", "[[0.0], [1.0], [0.0], [0.0]]", LOOP),
@@ -123,7 +131,7 @@ BUGS = [
     Bug("actions leave their bounds", CONTINUOUS, "to_env", ".clip(space.low, space.high)", "", "test_train.py::test_actions_are_those_of_their_space[rppo_continuous-matrix]"),
     Bug("log-probabilities of another action", CONTINUOUS, "train", "policy(torch.stack(hs)).log_prob(actions)", "policy(torch.stack(hs)).log_prob(actions.clamp(-1, 1))", train("gaussian")),
     Bug("the noise's size isn't learned", CONTINUOUS, "Agent.__init__", "nn.Parameter(torch.full(shape, args.log_std_init))", "torch.full(shape, args.log_std_init)", train("gaussian")),
-    Bug("log_std_init does nothing", CONTINUOUS, "Agent.__init__", "torch.full(shape, args.log_std_init)", "torch.zeros(shape)", train("gsde, new noise")),
+    Bug("log_std_init does nothing", CONTINUOUS, "Agent.__init__", "torch.full(shape, args.log_std_init)", "torch.zeros(shape)", number("the_noise_begins_as_large_as_log_std_init_says[rppo_continuous]")),
     Bug("noise has a standard deviation of 1", CONTINUOUS, "Agent.sample_noise", " * self.log_std.exp()", "", train("gaussian")),
     Bug("all environments share their noise", CONTINUOUS, "Agent.sample_noise", "torch.randn(num_envs, *self.log_std.shape)", "torch.randn(1, *self.log_std.shape).repeat(num_envs, *[1] * self.log_std.dim())", train("gsde")),
     Bug("gSDE's noise trains the LSTM", CONTINUOUS, "Agent.policy", "h.detach() ** 2", "h**2", train("gsde")),
@@ -177,7 +185,7 @@ BUGS = [
     # Ranks
     Bug("gradients are summed, not averaged", MPI, "average", "    x /= comm.size\n", "", RANKS),
     Bug("gradients stay each rank's own", MPI, "train", "            average(gradient, comm)\n", "", RANKS),
-    Bug("a rank stops early on its own KL", MPI, "too_far", "average(kl.clone(), comm)", "kl", RANKS),
+    Bug("a rank stops early on its own KL", MPI, "too_far", "average(kl.detach().clone(), comm)", "kl", RANKS),
     Bug("each rank begins with its own weights", MPI, "train", "        comm.Bcast(p.detach().numpy())", "        pass", RANKS),
     Bug("all ranks draw the same numbers", MPI, "train", "seed_everything(env_seed(args.seed, 0, comm.rank))", "seed_everything(env_seed(args.seed, 0))", RANKS),
     Bug("all ranks play the same episodes", MPI, "train", "env_seed(args.seed, run.step, comm.rank)", "env_seed(args.seed, run.step)", RANKS),
@@ -262,7 +270,18 @@ def attempt(bug: Bug, folder: Path) -> int:
     support.ROOT = root
     sys.path[:] = [str(root), *sys.path]
     os.chdir(root)
-    options = ["-x", "-q", "-o", "addopts=", "-p", "no:cacheprovider", "-p", "no:xdist", "-c", os.devnull]
+    options = [
+        "-x",
+        "-q",
+        "-o",
+        "addopts=",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "-c",
+        os.devnull,
+    ]
     return int(pytest.main([*options, f"--rootdir={root}", f"tests/{bug.test}"]))
 
 
@@ -305,18 +324,27 @@ def tried(bugs: list[Bug], at_once: int = 2, patience: float = 150) -> int:
                 seen = {None: "hangs", 0: "SURVIVED", 1: "caught"}.get(code, "BROKEN")
                 seen = "caught" if code is not None and code < 0 else seen  # the process dies
                 unnoticed += seen in ("SURVIVED", "BROKEN")
-                print(f"{seen:9} {time.time() - start:5.1f} s  {bug.script:15} {bug.title}", flush=True)
+                print(
+                    f"{seen:9} {time.time() - start:5.1f} s  {bug.script:15} {bug.title}",
+                    flush=True,
+                )
                 if seen == "BROKEN":
                     print((place / "output").read_text()[-1500:])
                 shutil.rmtree(place)
             time.sleep(0.02)
-    print(f"{len(bugs) - unnoticed} of {len(bugs)} caught, {(time.time() - began) / 60:.1f} minutes")
+    print(
+        f"{len(bugs) - unnoticed} of {len(bugs)} caught, {(time.time() - began) / 60:.1f} minutes"
+    )
     return unnoticed
 
 
 def main() -> int:
     words = sys.argv[1:]
-    bugs = [bug for bug in BUGS if not words or any(w in f"{bug.script} {bug.title}".lower() for w in words)]
+    bugs = [
+        bug
+        for bug in BUGS
+        if not words or any(w in f"{bug.script} {bug.title}".lower() for w in words)
+    ]
     sys.path.insert(0, str(TESTS))
     for name in "support", "pytest", "hypothesis", "tensorboard", "torch._dynamo":
         importlib.import_module(name)

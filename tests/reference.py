@@ -239,7 +239,7 @@ def train(script: str, ranks: list) -> SimpleNamespace:
     for player in players:
         player.state = net.state(args.num_envs)
     memoryless = getattr(args, "ablate_memory", False) or (script == "ppo1_mpi" and not net.memory)
-    T, N = args.num_steps, args.num_envs
+    T = args.num_steps
     L = 1 if memoryless else getattr(args, "seq_len", 0) or T
     rows: list[np.ndarray] = []  # observations that count
     sums: list[float] = []  # discounted sums of rewards that count
@@ -321,7 +321,7 @@ def ppo(net: Network, args, adam: Adam, data: list, players: list, L: int, out) 
     left = 1 - out.step / args.total_timesteps if args.anneal_lr else 1
     clip = args.clip_coef * (left if net.two else 1)
     metrics: list[list] = [[] for _ in data]
-    for epoch in range(args.update_epochs):
+    for _ in range(args.update_epochs):
         orders = [torch.randperm(S, generator=player.generator) for player in players]
         out.epochs.append(orders)
         for batches in zip(*(order.view(args.num_minibatches, -1) for order in orders)):

@@ -258,6 +258,15 @@ def test_first_weights(script):
         assert agent.encoder[0].weight.norm(2, 0).max().item() == pytest.approx(2**0.5, rel=1e-5)
 
 
+@pytest.mark.parametrize("script", ["rppo_continuous", "trpo"])
+def test_the_noise_begins_as_large_as_log_std_init_says(script):
+    module = MODULES[script]
+    obs = SimpleNamespace(
+        single_observation_space=lstm.spaces.Box(-1, 1, (3,)), single_action_space=ACTIONS["box"]
+    )
+    assert module.Agent(obs, module.Args(log_std_init=-1.5)).log_std.eq(-1.5).all()
+
+
 def test_observations_are_normalised_and_clipped():
     agent = build("rppo_continuous", "box", norm_obs=True)
     agent.obs_stats.update(torch.tensor([[0.0, 1, 2], [4, 1, 8]]))

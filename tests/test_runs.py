@@ -142,6 +142,25 @@ def test_the_evaluation_is_one_episode_of_each_environment(script, tmp_path):
         assert states == (None, 1, 2, 3, 4, 5, 6) and all(deterministic) and finals[0] is None
         assert np.stack(finals[5:]).tolist() == [[True, False, False], [False, True, False]]
         assert finals[5].dtype == bool
+    args = module.Args(env_id="Toy-v0", env_kwargs='{"actions": "discrete"}')
+    envs, found = module.make_envs(args, 8), {}
+    envs.reset(seed=1)
+    while len(found) < 8:  # episodes of 1 to some 20 steps
+        _, _, terminated, truncated, info = envs.step(np.zeros(8, int))
+        for i in np.flatnonzero(terminated | truncated):
+            found.setdefault(i, info["run_statistics"]["r"][i])
+    assert module.evaluate(Agent(), module.make_envs(args, 8), 1) == [found[i] for i in range(8)]
+
+
+def test_losses_are_logged_under_their_names(tmp_path):
+    """Of rewards that aren't divided the value loss is large; the first surrogate is about 0."""
+    flags = "--env-id support:Vector-v0 --no-norm-reward --run-name a --eval-episodes 0"
+    trained(tmp_path, "rppo_lstm", *SHORT["rppo_lstm"], flags)
+    logged = {tag: min(x.items())[1] for tag, x in scalars(tmp_path / "runs/a").items()}
+    assert abs(logged["losses/policy_loss"]) < 0.1 and logged["losses/value_loss"] > 1
+    assert logged["losses/entropy"] == pytest.approx(np.log(2), abs=0.01)
+    assert 0 <= logged["losses/approx_kl"] < 0.1 and 0 <= logged["losses/clipfrac"] < 1
+    assert logged["losses/grad_norm"] > logged["losses/value_loss"] / 10
 
 
 def test_the_evaluation_takes_the_seed_and_sampled_actions_on_demand(tmp_path):
