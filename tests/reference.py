@@ -184,11 +184,8 @@ class Network:
         out = dense(self.w, "actor", h)
         if self.sde:
             return out + torch.einsum("nh,nhk->nk", h, noise)
-        if self.script == "rppo_continuous":
-            return out + noise
         if self.box:
-            normal = torch.randn(out.shape, generator=generator, dtype=torch.float64)
-            return out + normal * self.w["log_std"].exp()
+            return out + noise
         race = torch.empty(out.shape, dtype=torch.float64).exponential_(generator=generator)
         return (log_softmax(out).exp() / race).argmax(-1)
 
@@ -297,6 +294,12 @@ def moved_by_adam(script: str, name: str) -> bool:
 
 def act(net: Network, args, hs: Tensor, generator: torch.Generator) -> Tensor:
     """The actions of a rollout, (T, N) or (T, N, K), not clipped."""
+    if net.script in ("trpo", "ppo1_mpi"):  # whose noise is drawn at the rollout's start
+        out = dense(net.w, "actor", hs)
+        noise = torch.empty(out.shape, dtype=torch.float64)
+        if net.box:
+            return out + noise.normal_(generator=generator) * net.w["log_std"].exp()
+        return (log_softmax(out).exp() / noise.exponential_(generator=generator)).argmax(-1)
     every = 1
     if net.sde:
         every = len(hs) if args.sde_sample_freq == -1 else args.sde_sample_freq

@@ -32,6 +32,7 @@ EXCEPTIONS = {
     "Agent.evaluate_actions": (EACH, "distributions differ"),
     "Agent.predict": (EACH, "distributions differ"),
     "Agent.policy": ([CONTINUOUS, TRPO + MPI], "gSDE; discrete actions, too"),
+    "Agent.sample_noise": ([CONTINUOUS, TRPO + MPI], "gSDE; discrete actions, too"),
     "Agent.act": ([CONTINUOUS, TRPO + MPI], "gSDE; discrete actions, too"),
     "normalize_advantage": ([PPO, TRPO], "trpo has no minibatches"),
     "too_far": ([PPO, MPI], "ranks decide together"),

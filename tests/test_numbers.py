@@ -9,9 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import ACTIONS, MODULES, awkward_ends
+from torch import nn
 from torch.distributions import Categorical
 
-lstm = MODULES["rppo_lstm"]
+lstm, trpo = MODULES["rppo_lstm"], MODULES["trpo"]
 SEEDS = st.integers(0, 10**6)
 
 
@@ -134,12 +135,21 @@ def test_explained_variance():
     assert lstm.explained_variance(-returns, returns) == pytest.approx(-3.0, rel=1e-6)
 
 
-def test_the_distribution_of_actions():
+def act(log_pi):
+    """trpo's and ppo1_mpi's Agent.act with these logits."""
+    agent = SimpleNamespace(box=False, actor=nn.Linear(1, log_pi.shape[-1]))
+    noise = trpo.Agent.sample_noise(agent, *log_pi.shape[:-1])
+    agent.actor = lambda h: h
+    return trpo.Agent.act(agent, log_pi, noise)
+
+
+@pytest.mark.parametrize("sample", [lstm.sample, act])
+def test_the_distribution_of_actions(sample):
     """Draws have their probabilities; log-probability and entropy are torch's."""
     torch.manual_seed(0)
     draws, p = 100_000, torch.tensor([[0.5, 0.2, 0.0, 0.3], [0.001, 0.0, 0.999, 0.0]])
     log_pi = p.log().clamp(min=-1e9).log_softmax(-1)
-    actions = lstm.sample(log_pi.expand(draws, 2, 4))
+    actions = sample(log_pi.expand(draws, 2, 4))
     for k in range(2):
         frequencies = torch.bincount(actions[:, k], minlength=4) / draws
         assert ((frequencies - p[k]).abs() <= 4.5 * (p[k] * (1 - p[k]) / draws).sqrt()).all()

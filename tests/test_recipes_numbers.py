@@ -236,11 +236,10 @@ def test_sde_in_trpo_keeps_its_noise(tmp_path):
         seen, predict = [], script.Agent.predict
         act = script.Agent.act
 
-        def watched(self, h, seen=seen, act=act):
-            found = act(self, h)
+        def watched(self, h, noise, seen=seen, act=act):
             if not self.predicting:
-                seen.append(self.noise)
-            return found
+                seen.append(noise)
+            return act(self, h, noise)
 
         def predicting(self, *inputs, predict=predict):
             self.predicting = True

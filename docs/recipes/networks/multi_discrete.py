@@ -53,11 +53,15 @@ def use(script):
             return actor(h).unflatten(-1, self.exists.shape).masked_fill(~self.exists, -1e9)
 
     if hasattr(script.Agent, "policy"):  # trpo, ppo1_mpi
+        sample_noise = script.Agent.sample_noise
 
         def policy(self, h):
             return Independent(Categorical(logits=self.actor(h), validate_args=False), 1)
 
-        MultiAgent.policy = policy
+        def rows_of_noise(self, *shape):
+            return sample_noise(self, *shape).unflatten(-1, self.exists.shape)
+
+        MultiAgent.policy, MultiAgent.sample_noise = policy, rows_of_noise
     else:
         select, entropy = script.select, script.entropy
         script.select = lambda log_pi, actions: select(log_pi, actions).sum(-1)

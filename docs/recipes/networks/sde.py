@@ -67,10 +67,10 @@ def use(script):
             normal = Normal(self.actor(h), std, validate_args=False)
             return Independent(normal, 1, validate_args=False)
 
-        def sample_noise(self, num_envs):
-            """Matrices (N, features, K), or noise (N, K) without gSDE, from the CPU's generator."""
+        def sample_noise(self, *shape):
+            """Matrices (*shape, features, K), or noise (*shape, K) without gSDE, from the CPU."""
             std = self.std()
-            return torch.randn(num_envs, *std.shape).to(std.device) * std
+            return torch.randn(*shape, *std.shape).to(std.device) * std
 
         def act(self, h, noise):
             if not self.args.use_sde:
@@ -78,25 +78,16 @@ def use(script):
             return self.actor(h) + (self.features(h)[:, None] @ noise)[:, 0]
 
     class SdeTrpo(SdeAgent):
-        """trpo's train asks for one action after the other; here is when there is new noise."""
+        """trpo's train asks for a rollout's noise, (T, N), and reads it step by step."""
 
-        acted = 0  # steps of all rollouts
-        noise = None
-
-        def act(self, h):
-            T, every = self.args.num_steps, self.args.sde_sample_freq
-            if self.acted % T % (every if every > 0 else T) == 0 or not self.args.use_sde:
-                self.noise = self.sample_noise(len(h))
-            self.acted += 1
-            return super().act(h, self.noise)
-
-        def predict(self, *inputs, **options):
-            """New noise at each step, and the rollout's as it was."""
-            kept = self.acted, self.noise
-            self.acted = 0
-            found = super().predict(*inputs, **options)
-            self.acted, self.noise = kept
-            return found
+        def sample_noise(self, *shape):
+            every = self.args.sde_sample_freq
+            if not self.args.use_sde or len(shape) == 1:
+                return super().sample_noise(*shape)
+            T, N = shape
+            every = every if every > 0 else T
+            matrices = [super(SdeTrpo, self).sample_noise(N) for _ in range(0, T, every)]
+            return [matrices[t // every] for t in range(T)]
 
     script.Args = Args
     script.Agent = SdeTrpo if script.kind == "trpo" else SdeAgent
