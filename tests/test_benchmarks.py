@@ -145,7 +145,7 @@ def test_the_statistics_of_the_tables():
     assert 0.88 <= covered / 100 <= 0.99
 
 
-def test_a_table_has_the_rows_that_name_a_commit(tmp_path):
+def test_a_table_has_the_rows_that_name_a_commit(tmp_path, monkeypatch):
     """Sampled returns are shown where they differ; a row of a changed script counts nowhere."""
     pytest.importorskip("matplotlib")
     import report
@@ -158,7 +158,8 @@ def test_a_table_has_the_rows_that_name_a_commit(tmp_path):
         for seed in range(3)
     ]  # fmt: skip
     rows.append(tmp_path / "learning.csv", rows.LEARNING, found)
-    lines = report.results("lunarlander-masked", tmp_path).replace("&nbsp;", " ").split("\n")
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    lines = report.results("lunarlander-masked").replace("&nbsp;", " ").split("\n")
     assert lines[0] == "| task, agent | return | sampled | worst | solved |"
     assert lines[3:] == [
         "| LSTM | -49.0 [-50.0, -48.0] (3) | 101.0 [100.0, 102.0] | -50.0 | 0 of 3 |",
@@ -166,7 +167,7 @@ def test_a_table_has_the_rows_that_name_a_commit(tmp_path):
     ]
 
 
-def test_a_detail_stands_beside_what_has_the_same_flags(tmp_path):
+def test_a_detail_stands_beside_what_has_the_same_flags(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     import report
 
@@ -177,7 +178,8 @@ def test_a_detail_stands_beside_what_has_the_same_flags(tmp_path):
         for seed in range(1, 6)
     ]
     rows.append(tmp_path / "learning.csv", rows.LEARNING, found)
-    lines = report.detail("replay from a zero state", tmp_path).split("\n")[2:]
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    lines = report.detail("replay from a zero state").split("\n")[2:]
     assert lines[0].startswith("| as it is, sequences of 16 | 300.0 [")
     assert lines[1].startswith("| replay from a zero state | 300.0 [") and len(lines) == 2
 
