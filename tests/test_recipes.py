@@ -16,6 +16,7 @@ LETTERS = dict(zip("LCGTP", SCRIPTS))
 SCHEDULES = {"learning_rate_schedule": "middle_drop", "adam_eps": 1e-7}
 # Of each recipe the scripts that it is for, and flags with which it does something.
 RECIPES: dict = {
+    "envpool_tasks": ("LCTP", {}),
     "poc_memory": ("LTP", {"env_id": "PocMemory-v0"}),
     "minigrid_memory": ("LTP", {"env_id": "MemoryS7-v0"}),
     "memory_gym_tasks": ("LCTP", {}),
@@ -49,7 +50,9 @@ RECIPES: dict = {
     "check_replay": ("LCGP", {}),
 }
 MEMORY = "long_memory", "min_gru", "lru", "attention", "stacked_lstm", "carry_state", "overlap"
-PACKAGES = {"minigrid_memory": "minigrid", "memory_gym_tasks": "memory_gym"}
+PACKAGES = {
+    "minigrid_memory": "minigrid", "memory_gym_tasks": "memory_gym", "envpool_tasks": "envpool"
+}  # fmt: skip
 # What a recipe refuses beside another one; both ways round.
 NOT_WITH = [
     {"feedforward", "stacked_lstm"}, {"feedforward", "long_memory"}, {"feedforward", "carry_state"},
@@ -155,7 +158,7 @@ def test_pairs_that_make_no_sense_are_refused_in_one_line(pair):
 def test_all_pairs(tmp_path, letter, first):
     for second in [*RECIPES][[*RECIPES].index(first) + 1 :]:
         fits = letter in RECIPES[first][0] and letter in RECIPES[second][0]
-        tasks = {"poc_memory", "minigrid_memory", "memory_gym_tasks", "ppo1", "images"}
+        tasks = {"poc_memory", "ppo1", "images", *PACKAGES}
         apart = [{first, second} <= tasks, {first, second} in NOT_WITH]
         apart += [first in ("sde", "squash") and second in ("multi_discrete", "action_masks")]
         if fits and not any(apart):

@@ -595,6 +595,33 @@ def test_memory_gym_tasks_have_their_parameters(tmp_path):
     assert envs.unwrapped.envs[0].unwrapped.reset_params["command_count"] == [4]
 
 
+def test_envpool_plays_gymnasiums_pendulum():
+    """The same physics, time limit, final step and order of an episode's rows; seeds are reset's."""
+    pytest.importorskip("envpool")
+    script = driver.fresh("rppo_continuous", "envpool_tasks")
+    args = script.Args(env_id="Pendulum-v1")
+    envs = script.make_envs(args, 3)
+    first, other = (envs.reset(seed=seed)[0].copy() for seed in (7, 8))
+    obs, _ = envs.reset(seed=7)
+    assert np.array_equal(obs, first) and not np.isclose(obs, other).any()
+    theirs = gym.make("Pendulum-v1").unwrapped
+    theirs.reset()
+    rng = np.random.default_rng(0)
+    for t in range(1, 402):
+        theirs.state = np.array([np.arctan2(obs[0, 1], obs[0, 0]), obs[0, 2]])
+        actions = rng.uniform(-2, 2, (3, 1)).astype(np.float32)
+        expected, reward, *_ = theirs.step(actions[0])
+        obs, rewards, terminated, truncated, _ = (np.copy(x) for x in envs.step(actions))
+        assert not terminated.any() and truncated.all() == truncated.any() == (t in (200, 401))
+        if t == 201:  # the action at a final step is ignored
+            assert not rewards.any() and not np.allclose(obs[0], expected, atol=1e-3)
+        else:
+            assert obs[0] == pytest.approx(expected, abs=1e-5)
+            assert rewards[0] == pytest.approx(reward, abs=1e-4)
+    with pytest.raises(script.ArgumentError, match="EnvPool"):
+        script.make_envs(script.Args(env_id="Nope-v1"), 1)
+
+
 def test_ppo1_scales_rewards_and_not_returns():
     needs("ppo1_mpi")
     script = driver.fresh("ppo1_mpi", "ppo1")

@@ -33,9 +33,9 @@ ROOT = HERE.parent.parent
 SCRIPTS = "rppo_lstm", "rppo_continuous", "rppo_gru_atari", "trpo", "ppo1_mpi"
 # The order in which recipes are applied: environments, networks, weights, runs. Others come last.
 ORDER = (
-    "poc_memory", "ppo1", "images", "minigrid_memory", "memory_gym_tasks", "previous_action",
-    "frame_stack", "feedforward", "long_memory", "min_gru", "lru", "attention", "stacked_lstm",
-    "networks", "sde", "squash", "multi_discrete", "action_masks",
+    "envpool_tasks", "poc_memory", "ppo1", "images", "minigrid_memory", "memory_gym_tasks",
+    "previous_action", "frame_stack", "feedforward", "long_memory", "min_gru", "lru", "attention",
+    "stacked_lstm", "networks", "sde", "squash", "multi_discrete", "action_masks",
     "warm_start", "imitation", "carry_state", "overlap", "losses", "eval_limit", "schedules",
     "keep_best", "scalars", "callbacks", "data_parallel",
 )  # fmt: skip

@@ -1,0 +1,58 @@
+"""EnvPool: Gymnasium's tasks in C++, all environments in one call.
+
+    pip install envpool
+    python docs/recipes/use.py rppo_continuous envpool_tasks --env-id Pendulum-v1
+    python docs/recipes/use.py trpo envpool_tasks --env-id HalfCheetah-v5
+
+Weng et al. 2022, arXiv:2206.10558. Tasks have Gymnasium's names; --env-kwargs are EnvPool's, such as
+'{"num_threads": 4}'. Since version 1.2 it resets as Gymnasium does: an episode's last observation is
+a time step of its own. --play in a window or into a video plays in Gymnasium.
+
+A trap: MiniGrid with agent_view_size=3 writes where it mustn't, and crashes later. Take the 7 x 7
+cells of its default, and cut out what you want.
+"""
+
+from dataclasses import replace
+from functools import partial
+
+import gymnasium as gym
+from gymnasium.vector.utils import batch_space
+
+
+class Pool(gym.vector.VectorWrapper):
+    """Seeds are fixed when a pool is made, so reset makes a new one."""
+
+    def __init__(self, make, num_envs, **options):
+        self.make = partial(make, num_envs=num_envs, **{"num_threads": 1, **options})
+        super().__init__(self.make())
+        # What EnvPool calls the space of all environments is that of one.
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None:
+            self.env.close()
+            self.env = self.make(seed=seed)
+        return self.env.reset(options=options)
+
+
+def use(script):
+    script.check(script.kind != "rppo_gru_atari", "envpool_tasks: ale_py's games are C++, too")
+    import envpool
+
+    make_envs = script.make_envs
+    hidden = {f"EnvPool/{task}": numbers for task, numbers in script.VELOCITIES.items()}
+    script.VELOCITIES = {**script.VELOCITIES, **hidden}
+
+    def make_pools(args, num_envs, render_mode=None):
+        if render_mode:
+            return make_envs(args, num_envs, render_mode)
+        known = args.env_id in envpool.list_all_envs()
+        script.check(known, f"--env-id {args.env_id}: EnvPool has no such task")
+        name = f"EnvPool/{args.env_id}"
+        if name not in gym.registry:
+            make = partial(envpool.make_gymnasium, args.env_id)
+            gym.register(name, vector_entry_point=Pool, kwargs={"make": make})
+        return make_envs(replace(args, env_id=name), num_envs)
+
+    script.make_envs = make_pools
