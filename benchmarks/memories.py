@@ -1,0 +1,161 @@
+"""Recall: agents with different memories, trained on short episodes and tested on long ones.
+
+    python benchmarks/memories.py       # results/recall.csv, then docs/img/recall.svg
+    python benchmarks/memories.py draw  # the picture alone
+
+The first observation shows a cue, -1 or 1; the action at the last step must name it. An agent is
+trained once and tested on episodes of each of LENGTHS. `gap` says how far apart its state is after
+one cue and after the other, as a share of what that was one step after the cue. A run that has its
+rows is skipped.
+"""
+
+import os
+import tempfile
+import time
+
+import gymnasium as gym
+import numpy as np
+import rows
+from rows import RESULTS, ROOT
+
+LENGTHS = 10, 30, 100, 300, 1000, 3000, 10_000
+EPISODES = 100  # of a test, half of them with each cue; 2 where nothing distracts
+FIELDS = "memory trained distraction seed steps tested score gap date commit".split()
+MEMORIES = {  # recipes, flags
+    "LSTM": ([], {}),
+    "GRU": (["stacked_lstm"], {"recurrent_layers": "gru"}),
+    "min_gru": (["min_gru"], {}),
+    "lru": (["lru"], {}),
+    "attention": (["attention"], {}),
+    "four frames": (["frame_stack"], {}),
+    "LSTM, gates half open": ([], {}),
+    "LSTM, chrono": (["long_memory"], {}),
+}
+
+
+def observe(cue, first: bool, last: bool, noise):
+    """Cue or noise, whether this is the first step, whether it is the last, noise of its own."""
+    return np.stack([np.where(first, cue, noise[0]), 0 * cue + first, 0 * cue + last, noise[1]], -1)
+
+
+def draw_noise(random, distraction: str, size=()):
+    """Two numbers for each episode, 0 where there is no distraction."""
+    on = {"no": (0, 0), "beside": (0, 1), "in its place": (1, 0)}[distraction]
+    return [random.choice([-1.0, 1.0], size) * x for x in on]
+
+
+class Recall(gym.Env):
+    observation_space = gym.spaces.Box(-1, 1, (4,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, length: int, distraction: str):
+        self.length, self.distraction = length, distraction
+
+    def observe(self):
+        noise = draw_noise(self.np_random, self.distraction)
+        last = self.t == self.length - 1
+        return np.float32(observe(2 * self.cue - 1, self.t == 0, last, noise))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.cue, self.t = int(self.np_random.integers(2)), 0
+        return self.observe(), {}
+
+    def step(self, action):
+        self.t += 1
+        done = self.t == self.length
+        return self.observe(), float(done and action == self.cue), done, False, {}
+
+
+gym.register("Recall-v0", Recall)
+
+
+def train(memory: str, trained: int, distraction: str, seed: int, steps: int):
+    recipes, flags = MEMORIES[memory]
+    script = rows.load_script("rppo_lstm", recipes)
+    if memory == "LSTM, gates half open":
+
+        class Half(script.ResetLSTM):
+            def __init__(self, *sizes):
+                super().__init__(*sizes)
+                self.cell.bias_ih.data.zero_()
+
+        script.ResetLSTM = Half
+    task = f'{{"length": {trained}, "distraction": "{distraction}"}}'
+    with tempfile.TemporaryDirectory() as folder:
+        return script.train(
+            script.Args(
+                env_id="Recall-v0", env_kwargs=task, seed=seed, total_timesteps=steps,
+                eval_episodes=0, runs_dir=folder, **flags,
+            )
+        )  # fmt: skip
+
+
+def test(agent, distraction: str, seed: int):
+    """-> for each of LENGTHS the share of right answers, and the gap. No action changes what comes
+    next, so one long episode, asked at several steps, stands for several."""
+    random = np.random.default_rng([seed, 1])
+    N = EPISODES if distraction != "no" else 2
+    answers = np.arange(N) % 2
+    k = agent.encoder[0].in_features // 4  # frame_stack's frames
+    state = frames = None
+    first = 0.0
+    for t in range(max(LENGTHS)):
+        noise = draw_noise(random, distraction, N)
+        obs, asked = (observe(2 * answers - 1, t == 0, last, noise) for last in (False, True))
+        before = np.repeat(obs[:, None], k, 1) if frames is None else frames
+        frames, asked = (np.concatenate([before[:, 1:], x[:, None]], 1) for x in (obs, asked))
+        if t + 1 in LENGTHS:
+            actions, _ = agent.predict(asked.reshape(N, -1), state)
+            yield t + 1, (actions == answers).mean(), gap(state) / first if first else 0.0
+        _, state = agent.predict(frames.reshape(N, -1), state)
+        first = gap(state) if t == 0 else first
+
+
+def gap(state) -> float:
+    """The distance between the mean states (rows, N, ...) after one cue and after the other."""
+    return (state[:, ::2].mean(1) - state[:, 1::2].mean(1)).norm().item() if state.numel() else 0.0
+
+
+def jobs():
+    """Memory, training length, distraction, seed, steps; what matters most comes first."""
+    few = [(m, s) for s in (1, 2, 3) for m in MEMORIES if "," not in m]
+    more = [(m, s) for s in (4, 5) for m in ("LSTM", "GRU")]
+    gates = [(m, s) for s in (1, 2, 3, 4, 5) for m in MEMORIES if "," in m]
+    for memory, seed in few + more:
+        yield memory, 10, "no", seed, 30_000
+    for memory, seed in few + more:
+        if memory != "four frames":
+            yield memory, 10, "in its place", seed, 30_000
+    for memory, seed in gates:
+        yield memory, 10, "no", seed, 30_000
+    for length, steps in (5, 30_000), (30, 30_000), (100, 100_000):
+        for memory, seed in few:
+            if memory != "four frames":
+                yield memory, length, "no", seed, steps
+    for memory, seed in gates:
+        if seed <= 3:
+            yield memory, 30, "no", seed, 30_000
+
+
+def measure() -> None:
+    path = RESULTS / "recall.csv"
+    names = FIELDS[:5]
+    have = {tuple(row[name] for name in names) for row in rows.read(path)}
+    for job in jobs():
+        if tuple(map(str, job)) in have:
+            continue
+        agent = train(*job)
+        row = dict(zip(names, job), date=time.strftime("%Y-%m-%d"))
+        row["commit"] = rows.commit(
+            ROOT, "rppo_lstm.py", "docs/recipes/memory", "docs/recipes/use.py"
+        )
+        found = test(agent, job[2], job[3])
+        table = [row | dict(tested=n, score=f"{s:.3g}", gap=f"{g:.2e}") for n, s, g in found]
+        rows.append(path, FIELDS, table)
+        print(*job, *(row["score"] for row in table), flush=True)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    measure()
