@@ -12,8 +12,8 @@ A trap: MiniGrid with agent_view_size=3 writes where it mustn't, and crashes lat
 cells of its default, and cut out what you want.
 """
 
-from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import gymnasium as gym
 from gymnasium.vector.utils import batch_space
@@ -40,19 +40,11 @@ def use(script):
     script.check(script.kind != "rppo_gru_atari", "envpool_tasks: ale_py's games are C++, too")
     import envpool
 
-    make_envs = script.make_envs
-    hidden = {f"EnvPool/{task}": numbers for task, numbers in script.VELOCITIES.items()}
-    script.VELOCITIES = {**script.VELOCITIES, **hidden}
+    def make_vec(env_id, num_envs, mode=None, **options):
+        if "render_mode" in options:
+            return gym.make_vec(env_id, num_envs, mode, **options)
+        known = env_id in envpool.list_all_envs()
+        script.check(known, f"--env-id {env_id}: EnvPool has no such task")
+        return Pool(partial(envpool.make_gymnasium, env_id), num_envs, **options)
 
-    def make_pools(args, num_envs, render_mode=None):
-        if render_mode:
-            return make_envs(args, num_envs, render_mode)
-        known = args.env_id in envpool.list_all_envs()
-        script.check(known, f"--env-id {args.env_id}: EnvPool has no such task")
-        name = f"EnvPool/{args.env_id}"
-        if name not in gym.registry:
-            make = partial(envpool.make_gymnasium, args.env_id)
-            gym.register(name, vector_entry_point=Pool, kwargs={"make": make})
-        return make_envs(replace(args, env_id=name), num_envs)
-
-    script.make_envs = make_pools
+    script.gym = SimpleNamespace(**{**vars(gym), "make_vec": make_vec})  # what make_envs calls
