@@ -34,7 +34,6 @@ NAMES = {
 def play(script, args, agent, episodes: int = 40):
     """The first episode of each of N environments -> obs (T, N, n), actions (T, N, ...), and steps
     (T, N), which belong to these episodes."""
-    torch.set_num_threads(args.torch_threads or torch.get_num_threads())
     envs = script.make_envs(args, episodes)
     script.seed_everything(args.seed)
     obs, _ = envs.reset(seed=episodes_seed(script, args))
@@ -137,6 +136,7 @@ def look(run_dir):
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)
     with driver.one_line_errors(__doc__):
         run_dir = " ".join(sys.argv[1:])
         picture = look(run_dir)

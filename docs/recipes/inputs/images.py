@@ -7,9 +7,9 @@
 The scripts flatten an observation into one vector; this recipe takes it apart again. An image is an
 entry with three axes, of bytes or of floats. A wrapper turns it grey, resizes it or stacks the
 latest few, as you ask; then it gets the CNN of Mnih et al. 2015, or one of other sizes. The CNN's
-features and all other numbers are what the script's own networks read. Where the critic has a
-network of its own, it has CNNs of its own. --norm-obs leaves pixels alone: bytes are divided by
-255. A rollout holds frames as float32, so mind --num-envs and --num-steps.
+features and all other numbers are what the script's own networks read; --image-layers puts layers
+after each CNN, --vector-layers before the other numbers are read. Where the critic has a network of
+its own, it has CNNs of its own. --norm-obs leaves pixels alone: bytes are divided by 255. A rollout holds frames as float32, so mind --num-envs and --num-steps.
 """
 
 from dataclasses import dataclass
@@ -112,6 +112,7 @@ class Eyes(nn.Module):
         self.entries, self.images = envs.entries, envs.images
         self.sizes = [torch.Size(shape).numel() for shape in self.entries]
         self.cnns, self.scales = nn.ModuleList(), []
+        mlp = driver.recipe("networks").mlp
         for i in self.images:
             layers: list[nn.Module] = []
             for before, channels, kernel, stride in zip([self.entries[i][0], *sizes[0]], *sizes):
@@ -119,20 +120,29 @@ class Eyes(nn.Module):
                 nn.init.orthogonal_(convolution.weight, 2**0.5)
                 nn.init.zeros_(convolution.bias)
                 layers += [convolution, nn.ReLU()]
-            self.cnns.append(nn.Sequential(*layers, nn.Flatten()))
+            cnn = nn.Sequential(*layers, nn.Flatten())
+            try:
+                size = cnn(torch.zeros(1, *self.entries[i])).shape[1]
+            except RuntimeError as error:  # a kernel is larger than what it is to read
+                what = f"--cnn-kernels {args.cnn_kernels}: an image is too small"
+                raise script.ArgumentError(f"{what}: {error}") from error
+            self.cnns.append(cnn.extend(mlp(script, size, args.image_layers)[0]))
             bytes_ = envs.parts[i].dtype == np.uint8
             self.scales.append(args.pixel_scale or (255.0 if bytes_ else 1.0))
-        try:
-            self.features = self(torch.zeros(1, sum(self.sizes))).shape[1]
-        except RuntimeError as error:  # a kernel is larger than what it is to read
-            what = f"--cnn-kernels {args.cnn_kernels}: an image is too small"
-            raise script.ArgumentError(f"{what}: {error}") from error
+        self.others = [i for i in range(len(self.sizes)) if i not in self.images]
+        size = sum(self.sizes[i] for i in self.others)
+        script.check(size or args.vector_layers == "none", "--vector-layers: there are only images")
+        self.vectors = nn.Sequential(*mlp(script, size, args.vector_layers)[0])
+        self.features = self(torch.zeros(1, sum(self.sizes))).shape[1]
 
     def forward(self, obs):
         *parts, rest = obs.split([*self.sizes, obs.shape[-1] - sum(self.sizes)], -1)
         for i, cnn, scale in zip(self.images, self.cnns, self.scales):
             images = parts[i].reshape(-1, *self.entries[i]) / scale
             parts[i] = cnn(images).unflatten(0, obs.shape[:-1])
+        if self.vectors:
+            vector = torch.cat([parts[i] for i in self.others], -1)
+            parts = [*(parts[i] for i in self.images), self.vectors(vector)]
         return torch.cat([*parts, rest], -1)
 
 
@@ -150,6 +160,8 @@ def use(script):
         cnn_channels: str = "32,64,64"  # of each convolution
         cnn_kernels: str = "8,4,3"  # sides of their kernels
         cnn_strides: str = "4,2,1"  # pixels from one place of a kernel to the next
+        image_layers: str = "none"  # units of layers after each CNN
+        vector_layers: str = "none"  # units of layers that read what is no image
         pixel_scale: float | None = None  # pixels are divided by it; None: bytes by 255
 
     class ImageAgent(script.Agent):

@@ -1,14 +1,17 @@
-"""More scalars, less often, and in other places: a CSV file, a table on the screen.
+"""More scalars, less often, and in other places: CSV, JSON, a table on the screen.
 
     python docs/recipes/use.py rppo_lstm scalars --csv --log-every 10 --env-id CartPole-v1
     mpiexec -n 2 python docs/recipes/use.py ppo1_mpi scalars --table
 
-The file is runs/RUN/progress.csv. It has each step once, even where a run was killed and resumed.
+The files are runs/RUN/progress.csv and, an object a line, progress.json. They have each step once,
+even where a run was killed and resumed.
 In TensorBoard are two more scalars: charts/minibatches, how many of them an update had before
 --target-kl ended it, and charts/action_std, the mean standard deviation of a Gaussian policy.
 """
 
 import csv
+import json
+import re
 from dataclasses import dataclass
 
 import use as driver
@@ -40,6 +43,7 @@ def use(script):
     class Args(script.Args):
         log_every: int = 1  # iterations from one row of scalars to the next
         csv: bool = False  # the scalars go into RUN/progress.csv, too
+        json: bool = False  # and into RUN/progress.json
         table: bool = False  # and onto the screen
 
     class Logged(script.Run):
@@ -50,7 +54,8 @@ def use(script):
             super().__init__(args, *inputs)
             if driver.is_first(script):
                 self.writer = Row(self.writer)
-                self.purge(self.dir / "progress.csv")
+                for file in self.dir.glob("progress.*"):
+                    self.purge(file)
 
         def log(self, metrics, *inputs):
             self.logged += 1
@@ -65,19 +70,24 @@ def use(script):
                 std = self.agent.log_std.detach().exp().mean()
                 self.writer.add_scalar("charts/action_std", std, self.step)
             if self.writer.scalars and self.args.csv:
-                self.write()
+                self.write_csv()
+            if self.writer.scalars and self.args.json:
+                with open(self.dir / "progress.json", "a") as file:
+                    file.write(json.dumps({"step": self.step, **self.writer.scalars}) + "\n")
             if self.writer.scalars and self.args.table:
                 lines = [f"{name:28} {x:.5g}" for name, x in self.writer.scalars.items()]
                 self.bar.write("\n".join([f"{'step':28} {self.step}", *lines, ""]))
 
         def purge(self, file):
             """Drops rows of steps that a killed run had played since agent.pt was saved."""
-            if file.exists() and file.stat().st_size:
-                header, *rows = file.read_text().splitlines(keepends=True)
-                rows = [x for x in rows if x.endswith("\n") and int(x.split(",")[0]) <= self.step]
-                file.write_text("".join([header, *rows]))
+            kept = []
+            for line in file.read_text().splitlines(keepends=True):
+                step, *_ = re.findall(r"\d+", line) or [0]  # a CSV file's header has no number
+                if line.endswith("\n") and int(step) <= self.step:
+                    kept.append(line)
+            file.write_text("".join(kept))
 
-        def write(self):
+        def write_csv(self):
             with open(self.dir / "progress.csv", "a") as file:
                 rows = csv.DictWriter(file, columns, "", extrasaction="ignore", lineterminator="\n")
                 if file.tell() == 0:

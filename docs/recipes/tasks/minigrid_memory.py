@@ -1,10 +1,11 @@
 """MiniGrid-Memory: remember an object, walk down a corridor, turn to the same one at its end.
 
     python docs/recipes/use.py rppo_lstm minigrid_memory  # S9; pip install ".[minigrid]"
-    python docs/recipes/use.py rppo_lstm minigrid_memory --env-id MemoryS13-v0  # also S7 and S11
+    python docs/recipes/use.py rppo_lstm minigrid_memory --env-id MemoryS13-v0  # and others
     python docs/recipes/use.py rppo_lstm minigrid_memory,images  # 84 x 84 pixels, as the original
     python docs/recipes/use.py rppo_lstm minigrid_memory --ablate-memory  # the control
     python docs/recipes/use.py --play runs/RUN  # to watch the agent
+    python docs/recipes/use.py --play runs/RUN --env-id MemoryS17Random-v0  # in a larger maze
 
 As in Pleines et al. (recurrent-ppo-truncated-bptt), the agent sees 3 x 3 cells, and turns left,
 turns right or walks. Which way is right is the exclusive or of what it saw and what it
@@ -35,7 +36,7 @@ KINDS = 0, 1, 2, 5, 6  # unseen, empty, wall, key, ball: MiniGrid's numbers
 TABLE = SCALE * np.eye(11, dtype=np.float32)[:, KINDS]
 
 
-def make(size: int, pixels: bool = False, render_mode=None):
+def make(size: str, pixels: bool = False, render_mode=None):
     """The environment; observations are a one-hot vector for each of 9 cells, or pixels."""
     try:
         from minigrid.wrappers import ImgObsWrapper, RGBImgPartialObsWrapper
@@ -52,7 +53,8 @@ def make(size: int, pixels: bool = False, render_mode=None):
     return TransformAction(env, lambda action: action, spaces.Discrete(3))
 
 
-for size in 7, 9, 11, 13:
+SIZES = "7", "9", "11", "13", "13Random", "17Random"
+for size in SIZES:
     for kind in "", "Pixels":
         name = f"MemoryS{size}{kind}-v0"
         gym.register(name, make, disable_env_checker=True,
@@ -82,7 +84,7 @@ def use(script):
 
     @dataclass
     class Args(script.Args):
-        env_id: str = "MemoryS9-v0"  # the recipe's, of four sizes, or another
+        env_id: str = "MemoryS9-v0"  # one of the recipe's, or another
         norm_obs: bool = False  # normalise observations
 
     @dataclass
@@ -110,7 +112,7 @@ def use(script):
     if script.kind == "rppo_lstm":
         script.Args = Rates
     else:
-        presets = {(f"MemoryS{size}-v0", False): dict(memory="lstm") for size in (7, 9, 11, 13)}
+        presets = {(f"MemoryS{size}-v0", False): dict(memory="lstm") for size in SIZES}
         script.PRESETS = {**script.PRESETS, **presets}
     script.Agent = GridAgent
     script.ResetLSTM = OpenLSTM

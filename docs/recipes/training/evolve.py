@@ -3,6 +3,8 @@
     python docs/recipes/training/evolve.py rppo_lstm --env-id CartPole-v1 --mask-velocity
     python docs/recipes/training/evolve.py trpo networks --members 6 --generations 10
     python docs/recipes/training/evolve.py rppo_lstm --no-evolve --env-id CartPole-v1  # the control
+    python docs/recipes/training/evolve.py rppo_lstm --mutation 0.7 \\
+        --genes '{"learning_rate": [1e-4, 1e-2], "num_steps": [64, 512, 0.5, 2], "activation": []}'
 
 Every member is a run of its own, of any script and recipes. In each generation all train for
 --steps more. Then all are evaluated on the same episodes, and on new ones in every generation, so
@@ -14,12 +16,15 @@ weights of another size are copied as far as they overlap).
 Genes are the flags in NUMBERS, SIZES and CHOICES that the script and its recipes have and that
 your command doesn't set: learning rate and coefficients, sizes of layers, of the recipe networks
 their number and their activation, of images a CNN's channels, of warm_start noise that is added to
-all weights at birth. Learning rates aren't annealed. A run that fails is repeated once (the recipe
+all weights at birth. --genes names others, or fewer: of each number the least, the most and, if you
+like, the factors by which it shrinks and grows; [] where it has a place in the tables. With a
+--mutation below 1 some offspring have their parent's genes. Learning rates aren't annealed. A run that fails is repeated once (the recipe
 population), then it ranks last. RUNS_DIR/evolve/best is the last generation's best.
 (Jaderberg et al. 2017, arXiv:1711.09846; AgileRL.)
 """
 
 import argparse
+import json
 import random
 import shutil
 import sys
@@ -61,6 +66,21 @@ def names_of(script) -> list[str]:
     if getattr(script.Args, "cnn_kernels", "").count(",") != 2:  # SIZES has three channels
         left_out.add("cnn_channels")
     return [name for name in known if hasattr(script.Args, name) and name not in left_out]
+
+
+def set_genes(script, words: str) -> list[str]:
+    """The names in --genes, whose numbers go into NUMBERS."""
+    try:
+        genes = json.loads(words)
+        for name, (low, high, *factors) in ((name, x) for name, x in genes.items() if x):
+            usual = (0.5, 2) if isinstance(low, int) else (0.8, 1.25)
+            NUMBERS[name] = low, high, tuple(factors) or usual
+    except (ValueError, TypeError, AttributeError) as error:
+        raise script.ArgumentError(f"--genes {words}: {error}") from error
+    known = {*NUMBERS, *SIZES, *all_choices()}
+    wrong = [name for name in genes if name not in known or not hasattr(script.Args, name)]
+    script.check(not wrong, f"--genes: {', '.join(wrong)}: no such flag, or no range")
+    return list(genes)
 
 
 def power_of_2(low: int, high: int) -> int:
@@ -113,7 +133,7 @@ def mutate(genes: dict) -> dict:
     return {**kept(genes), name: value}
 
 
-def evolve(options, words: list[str], names: list[str], folder: Path) -> Path:
+def evolve(options, words: list[str], names: list[str], folder: Path, mutation=1.0) -> Path:
     """All generations: runs in this folder, of use.py's words and of flags with these names -> the
     last generation's best."""
     population = driver.recipe("population")
@@ -139,7 +159,14 @@ def evolve(options, words: list[str], names: list[str], folder: Path) -> Path:
         if options.evolve:
             tournaments = [random.sample(everyone, options.tournament) for _ in everyone[1:]]
             chosen = [elite, *(max(drawn, key=scores.__getitem__) for drawn in tournaments)]
-            genes = [kept(genes[elite]), *(mutate(genes[i]) for i in chosen[1:])]
+            children = [
+                mutate(genes[i]) if random.random() < mutation else kept(genes[i])
+                for i in chosen[1:]
+            ]
+            for member, (i, child) in enumerate(zip(chosen[1:], children), 1):
+                changes = {name: x for name, x in child.items() if x != kept(genes[i])[name]}
+                print(f"    {generation + 1}-{member}: from {folders[i].name}, changed: {changes}")
+            genes = [kept(genes[elite]), *children]
         parents = [folders[i] for i in chosen]
     return folders[elite]
 
@@ -169,6 +196,8 @@ def main() -> None:
     numbers = {"members": 4, "generations": 5, "steps": 20_000, "tournament": 2, "seed": 1}
     for name, default in {**numbers, "processes": None}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--genes", help="names and ranges, in JSON")
+    parser.add_argument("--mutation", type=float, default=1.0, help="probability of a change")
     parser.add_argument("--runs-dir", default="runs")
     options, flags = parser.parse_known_args()
     for name in numbers.keys() - {"seed"}:
@@ -184,7 +213,8 @@ def main() -> None:
     folder = Path(options.runs_dir, "evolve").resolve()
     script.check(not folder.exists(), f"{folder} exists: choose another --runs-dir")
     words = [name, ",".join(recipes), *flags, "--total-timesteps", str(options.steps)]
-    best = evolve(options, words, names_of(script), folder)
+    names = set_genes(script, options.genes) if options.genes else names_of(script)
+    best = evolve(options, words, names, folder, options.mutation)
     shutil.copytree(best, folder / "best")
     print(f"{folder}/best: return {driver.recipe('population').score(best):.1f}")
 

@@ -1,4 +1,4 @@
-"""Schedules and Adam: how rates change over a run, and the optimiser's other numbers.
+"""Schedules and optimisers: how rates change over a run; Adam's other numbers, or not Adam.
 
     python docs/recipes/use.py rppo_lstm schedules --clip-coef-schedule linear
     python docs/recipes/use.py rppo_lstm schedules --ent-coef-schedule polynomial \\
@@ -6,15 +6,19 @@
     python docs/recipes/use.py ppo1_mpi schedules --learning-rate-schedule double_middle_drop
     python docs/recipes/use.py rppo_lstm schedules --learning-rate-schedule my_module:warm_up
     python docs/recipes/use.py rppo_lstm schedules --weight-decay 0.01  # AdamW
+    python docs/recipes/use.py rppo_lstm schedules --optimizer RMSprop \\
+        --optimizer-kwargs '{"alpha": 0.99, "eps": 1e-5}'
 
 With p, the progress from 0 to 1, a value is final + (initial - final) factor(p). The initial value
 is the script's flag, such as --clip-coef. factor is one of FACTORS, or a function of yours: it
 takes p and returns a number. Without a schedule a value does what the script does. Adam's weight
-decay is decoupled from the gradient (Loshchilov & Hutter 2019, arXiv:1711.05101); in trpo the
+decay is decoupled from the gradient (Loshchilov & Hutter 2019, arXiv:1711.05101). Another optimiser
+is a class of torch.optim, or your own, module:Class; Adam's flags don't concern it. In trpo the
 optimiser is the critic's.
 """
 
 import importlib
+import json
 from dataclasses import dataclass
 
 import use as driver
@@ -49,6 +53,18 @@ def factor(script, name: str, power: float):
         raise script.ArgumentError(f"schedule {name!r}: {error}; {known}") from error
 
 
+def another(script, args, optimizer):
+    """The optimiser that --optimizer names, of the same parameters."""
+    module, _, name = args.optimizer.rpartition(":")
+    try:
+        kind = getattr(importlib.import_module(module or "torch.optim"), name)
+        options = json.loads(args.optimizer_kwargs)
+        return kind(optimizer.param_groups[0]["params"], lr=args.learning_rate, **options)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        flags = f"--optimizer {args.optimizer} --optimizer-kwargs {args.optimizer_kwargs}"
+        raise script.ArgumentError(f"{flags}: {error}") from error
+
+
 def use(script):
     driver.knobs(script)
 
@@ -70,6 +86,8 @@ def use(script):
         adam_beta1: float = 0.9  # decay rate of the mean of gradients
         adam_beta2: float = 0.999  # decay rate of the mean of their squares
         weight_decay: float = 0.0  # AdamW's
+        optimizer: str = "Adam"  # a class of torch.optim, or module:Class
+        optimizer_kwargs: str = "{}"  # its arguments, in JSON
 
     class Scheduled(script.Run):
         def __init__(self, args, *inputs):
@@ -88,12 +106,18 @@ def use(script):
                 script.check(fits, f"{flag}: {script.kind} has no {name}")
                 if hasattr(args, name):
                     self.factors[name] = factor(script, kind, getattr(args, f"{name}_power"))
+            *_, optimizer = inputs
+            adam = (args.optimizer, args.optimizer_kwargs) == ("Adam", "{}")
+            if not adam:  # train holds this object, so it becomes the other
+                new = another(script, args, optimizer)
+                optimizer.__class__, optimizer.__dict__ = type(new), new.__dict__
             super().__init__(args, *inputs)
             self.knobs.anneal_lr = False
-            self.optimizer.param_groups[0].update(
-                eps=args.adam_eps, betas=betas, weight_decay=args.weight_decay,
-                decoupled_weight_decay=True,
-            )  # fmt: skip
+            if adam:
+                self.optimizer.param_groups[0].update(
+                    eps=args.adam_eps, betas=betas, weight_decay=args.weight_decay,
+                    decoupled_weight_decay=True,
+                )  # fmt: skip
             self.schedule()
 
         def schedule(self):

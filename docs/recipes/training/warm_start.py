@@ -6,7 +6,11 @@
 RUN may have other recipes, and may come from another script: weights are matched by name and shape.
 All must match, unless you say --overlap: then weights of other shapes are copied as far as they
 overlap, and what RUN does not have starts afresh. Running statistics come along. --init-noise adds
-noise to the weights, as evolution does.
+noise to the weights, as evolution does. --init-from may also be a file of weights by name, which you
+have changed yourself:
+
+    weights = torch.load("runs/RUN/agent.pt", weights_only=True)["agent"]
+    torch.save(weights, "weights.pt")  # then --init-from weights.pt
 """
 
 from dataclasses import dataclass
@@ -29,7 +33,7 @@ def overlapping(new: dict, old: dict) -> dict:
 def use(script):
     @dataclass
     class Args(script.Args):
-        init_from: str | None = None  # directory of a run whose weights are the first
+        init_from: str | None = None  # a run, or a file of weights, to begin with
         overlap: bool = False  # weights of other shapes are copied as far as they overlap
         init_noise: float = 0.0  # standard deviation of noise that is added to all these weights
 
@@ -38,9 +42,11 @@ def use(script):
             super().__init__(envs, args)
             if args.resume or args.play or not args.init_from:
                 return
-            file = Path(args.init_from, "agent.pt")
+            file = Path(args.init_from)
+            file = file if file.is_file() else file / "agent.pt"
             try:
-                weights = torch.load(file, map_location="cpu", weights_only=True)["agent"]
+                weights = torch.load(file, map_location="cpu", weights_only=True)
+                weights = weights.get("agent", weights)  # a run's file has more
                 if args.overlap:
                     weights = overlapping(self.state_dict(), weights)
                 self.load_state_dict(weights)
