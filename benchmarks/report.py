@@ -17,7 +17,7 @@ import gymnasium as gym
 import matplotlib
 import numpy as np
 import rows
-from rows import ROOT
+from rows import ROOT, TASKS
 
 matplotlib.use("svg")
 import matplotlib.pyplot as plt  # noqa: E402
@@ -36,7 +36,7 @@ matplotlib.rcParams.update({
 })  # fmt: skip
 RESULTS = rows.RESULTS
 IMAGES = ROOT / "docs/img"
-TASKS, _ = rows.read_tasks()
+
 METHODS = {  # for people
     "lstm": "LSTM",
     "gru": "GRU",

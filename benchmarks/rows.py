@@ -1,4 +1,4 @@
-"""What the measuring programs and the report share: tasks.toml, CSV rows, the commit, the machine."""
+"""What the measuring programs and the report share: tasks.toml, scripts, CSV rows, the commit, the machine."""
 
 import csv
 import fcntl
@@ -14,7 +14,11 @@ from pathlib import Path
 from types import ModuleType
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
+sys.path.append(str(ROOT / "docs/exercises"))
+import train as exercises  # noqa: E402
+
+RESULTS = ROOT / "benchmarks/results"
+EPISODES = 100  # of a final agent, deterministic ones and as many sampled ones
 LEARNING = """task method script flags seed steps eval_mean eval_std eval_episodes sampled_mean
     return_100 wall_seconds global_step date commit torch gymnasium machine error""".split()
 CURVES = "task method seed steps returns".split()  # the last two: numbers with spaces
@@ -28,26 +32,28 @@ class Task:
     title: str
     steps: int
     methods: dict[str, str]
-    published: tuple[float, str] | None
+    published: list | None = None
 
 
-def read_tasks() -> tuple[dict[str, Task], dict[str, dict]]:
-    """The tasks, and the settings of peers, by name."""
+def read_tasks() -> tuple[dict[str, Task], dict[str, dict], dict[str, str]]:
+    """By name: the tasks, the settings of peers, and changes of rppo_lstm.py."""
     data = tomllib.loads((ROOT / "benchmarks/tasks.toml").read_text())
-    peers, groups = data.pop("peers"), data.pop("groups")
-    peers = {name: {**peers.get(x.get("like"), {}), **x} for name, x in peers.items()}
+    changes, peers, groups = (data.pop(name) for name in ("changes", "peers", "groups"))
+    peers = {name: {**peers.get(x.pop("like", ""), {}), **x} for name, x in peers.items()}
     tasks = {}
     for name, table in data.items():
         group = groups.get(table.pop("group", ""), {})
         chosen = table.pop("methods", [*group])
-        task = Task(table.pop("name"), table.pop("steps"), {}, None)
-        if "published" in table:
-            task.published = tuple(table.pop("published"))
+        task = Task(table.pop("name"), table.pop("steps"), {}, table.pop("published", None))
         words = {key: table.pop(key, "") for key in ("env", "flags", "recipes")}
         for method, command in {**{m: group[m] for m in chosen}, **table}.items():
             task.methods[method] = " ".join(command.format(**words).split())
         tasks[name] = task
-    return tasks, peers
+    return tasks, peers, changes
+
+
+TASKS, PEERS, CHANGES = read_tasks()
+exercises.DIFFS.update(CHANGES)
 
 
 def split(command: str) -> tuple[list[str], list[str]]:
@@ -57,25 +63,27 @@ def split(command: str) -> tuple[list[str], list[str]]:
     return names, words[len(names) :]
 
 
-def load_script(name: str, recipes: list[str], text: str = "", root: Path = ROOT) -> ModuleType:
-    """A new module of a checkout's script, with recipes, or with a changed text."""
+def load_script(name: str, extras: list[str], root: Path = ROOT) -> ModuleType:
+    """A new module of a checkout's script, with recipes, whose names may be joined by commas, or
+    with one of CHANGES or of the exercises, change:NAME."""
     path = root / f"{name}.py"
-    if recipes:
-        return use().fresh(str(path), *recipes)
+    names = [x for extra in extras for x in extra.split(",")]
+    text = path.read_text()
+    if names and names[0].startswith("change:"):
+        text = exercises.changed(names[0].removeprefix("change:"))
+    elif names:
+        return use().fresh(str(path), *names)
     script = ModuleType(name)
     script.__file__ = str(path)
     sys.modules[name] = script  # where dataclasses look
-    exec(compile(text or path.read_text(), str(path), "exec"), vars(script))
+    exec(compile(text, str(path), "exec"), vars(script))
     return script
 
 
 def use() -> ModuleType:
     """docs/recipes/use.py: fresh(SCRIPT, RECIPE, ...) and recipe(NAME) are modules. Then the tasks
     among the recipes can be imported, too: --env-id poc_memory:PocMemory-v0."""
-    recipes = ROOT / "docs/recipes"
-    for folder in [recipes, *sorted(recipes.glob("*/"))]:
-        if str(folder) not in sys.path:
-            sys.path.append(str(folder))
+    sys.path.append(str(ROOT / "docs/recipes"))
     return importlib.import_module("use")
 
 

@@ -12,6 +12,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "docs/tools")]
 import blocks  # noqa: E402
+import peers  # noqa: E402
 import resets  # noqa: E402
 import rows  # noqa: E402
 import run  # noqa: E402
@@ -23,21 +24,22 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 @pytest.fixture
 def options(tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "EPISODES", 2)
+    monkeypatch.setattr(rows, "EPISODES", 2)
     return argparse.Namespace(results=tmp_path, runs_dir=tmp_path / "runs")
 
 
 def commands():
     """Of each script, recipe and set of flags one command: others differ in the flags' values."""
     found = {}
-    for task in run.TASKS.values():
+    for task in rows.TASKS.values():
         for command in task.methods.values():
             found[shape(command)] = command, task.steps
-    for *_, steps, _, command in speed.SYSTEMS:
-        words = command.split()
-        words = words[2:] if words[0] in ("mpiexec", "until") else words
-        if words[0] not in ("peer", "product", "games", "spinning_up"):
-            found[shape(" ".join(words))] = " ".join(words), steps
+    for steps, systems in speed.WORKS.values():
+        for command in systems.values():
+            words = command.split()
+            words = words[2:] if words[0] in ("mpiexec", "until") else words
+            if words[0] not in ("skrl", "product", "games", "spinning_up"):
+                found[shape(" ".join(words))] = " ".join(words), steps
     return [pytest.param(*of, id=name) for name, of in found.items()]
 
 
@@ -51,20 +53,20 @@ def test_every_command_is_one(command, steps, monkeypatch):
     """The script, with its recipes or its change, takes its flags; or its peer exists."""
     names, flags = rows.split(command)
     if names[0] == "peer":
-        assert names[1] in run.PEERS and names[2]
+        assert names[1] in rows.PEERS and names[2]
         return
     monkeypatch.setattr(sys, "argv", ["script"])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    script = run.script_of(names)
+    script = rows.load_script(names[0], names[1:])
     args = rows.parse(script, [*flags, "--total-timesteps", str(steps or 1)])
     assert args.total_timesteps == (steps or 1)
 
 
-@pytest.mark.parametrize("name", run.CHANGES)
+@pytest.mark.parametrize("name", rows.CHANGES)
 def test_a_change_changes_the_text(name):
-    script = (ROOT / "rppo_lstm.py").read_text()
-    compile(run.changed(name), name, "exec")
-    assert run.changed(name) != script
+    text = rows.exercises.changed(name)
+    compile(text, name, "exec")
+    assert text != (ROOT / "rppo_lstm.py").read_text()
 
 
 def test_a_text_is_changed_within_one_block():
@@ -80,7 +82,7 @@ def test_a_text_is_changed_within_one_block():
 def test_a_run_is_a_row_and_a_curve(options, monkeypatch):
     methods = {"lstm": SMALL, "changed": SMALL.replace("lstm ", "lstm change:carry_state ")}
     methods["wrong"] = f"{SMALL} --num-minibatches 3"
-    monkeypatch.setattr(run, "TASKS", {"task": rows.Task("Task", 512, methods, None)})
+    monkeypatch.setitem(rows.TASKS, "task", rows.Task("Task", 512, methods))
     monkeypatch.setattr(sys, "argv", ["run.py"])
     for method in methods:
         run.run("task", method, 3, options)
@@ -100,13 +102,13 @@ def test_a_run_is_a_row_and_a_curve(options, monkeypatch):
 @pytest.mark.slow
 def test_a_peer_is_trained_and_evaluated(monkeypatch):
     pytest.importorskip("sb3_contrib")
-    monkeypatch.setattr(run, "EPISODES", 2)
+    monkeypatch.setattr(rows, "EPISODES", 2)
     settings = {"algorithm": "RecurrentPPO", "n_steps": 64, "n_epochs": 1, "normalize": True}
     settings |= {"linear": ["learning_rate"], "learning_rate": 1e-3, "visible": [1, 0, 1, 0]}
-    result = run.peer(settings, "CartPole-v1", 1024, 1)
-    assert (
-        result["global_step"] == 1024 and len(result["evaluation"]) == len(result["sampled"]) == 2
-    )
+    monkeypatch.setitem(rows.PEERS, "small", settings)
+    result = peers.train("small", "CartPole-v1", 1024, 1)
+    assert result["global_step"] == 1024 and result["curve"][-1][0] == 1024
+    assert len(result["evaluation"]) == len(result["sampled"]) == 2
 
 
 def test_the_gradients_of_both_losses(monkeypatch):
