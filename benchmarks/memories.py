@@ -5,22 +5,31 @@
 
 The first observation shows a cue, -1 or 1; the action at the last step must name it. An agent is
 trained once and tested on episodes of each of LENGTHS. `gap` says how far apart its state is after
-one cue and after the other, as a share of what that was one step after the cue. A run that has its
-rows is skipped.
+one cue and after the other, as a share of what that was one step after the cue; `ends`, in how many
+different states 20 random ones end up if nothing is shown for 3,000 steps. A run that has its rows
+is skipped.
 """
 
+import json
 import os
+import sys
 import tempfile
 import time
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 import rows
+import torch
 from rows import RESULTS, ROOT
 
 LENGTHS = 10, 30, 100, 300, 1000, 3000, 10_000
 EPISODES = 100  # of a test, half of them with each cue; 2 where nothing distracts
-FIELDS = "memory trained distraction seed steps tested score gap date commit".split()
+FILES = (
+    "rppo_lstm.py", "rppo_continuous.py", "docs/recipes/use.py", "docs/recipes/memory",
+    "docs/recipes/inputs/frame_stack.py", "docs/recipes/tasks/envpool_tasks.py",
+)  # fmt: skip
+FIELDS = "memory trained distraction seed steps tested score gap ends date commit".split()
 MEMORIES = {  # recipes, flags
     "LSTM": ([], {}),
     "GRU": (["stacked_lstm"], {"recurrent_layers": "gru"}),
@@ -117,6 +126,18 @@ def gap(state) -> float:
     return (state[:, ::2].mean(1) - state[:, 1::2].mean(1)).norm().item() if state.numel() else 0.0
 
 
+def ends(agent, N: int = 20) -> int:
+    """In how many states, a hundredth of their size apart, random ones end up."""
+    state = agent.initial_state(N)
+    state = 3 * torch.randn(state.shape, generator=torch.Generator().manual_seed(0))
+    nothing = observe(np.zeros(N), False, False, np.zeros((2, N)))
+    for _ in range(3000):
+        _, state = agent.predict(nothing, state)
+    rest = state.movedim(1, 0).flatten(1)  # (N, numbers)
+    near = torch.cdist(rest, rest) < 0.01 * rest.norm(dim=1).mean()
+    return len(near.unique(dim=0))
+
+
 def jobs():
     """Memory, training length, distraction, seed, steps; what matters most comes first."""
     few = [(m, s) for s in (1, 2, 3) for m in MEMORIES if "," not in m]
@@ -150,12 +171,51 @@ def measure() -> None:
         row["commit"] = rows.commit(
             ROOT, "rppo_lstm.py", "docs/recipes/memory", "docs/recipes/use.py"
         )
+        if job[0] not in ("lru", "attention", "four frames"):  # of which it's known: one
+            row["ends"] = ends(agent)
         found = test(agent, job[2], job[3])
         table = [row | dict(tested=n, score=f"{s:.3g}", gap=f"{g:.2e}") for n, s, g in found]
         rows.append(path, FIELDS, table)
         print(*job, *(row["score"] for row in table), flush=True)
 
 
+def speed(repeats: int = 3, steps: int = 16_384) -> None:
+    """Rows of throughput.csv: steps a second of CPU time, so that neighbours on the machine count
+    little; all systems in turn, several times."""
+    cartpole = {"env_id": "CartPole-v1", "mask_velocity": True}
+    works = {
+        ("memories", "CartPole without velocities", memory): ("rppo_lstm", recipes, cartpole | flags)
+        for memory, (recipes, flags) in MEMORIES.items() if "," not in memory
+    }  # fmt: skip
+    for env_id in "Pendulum-v1", "HalfCheetah-v5":
+        for system, recipes in ("ours", []), ("ours, EnvPool", ["envpool_tasks"]):
+            works["envpool", env_id, system] = "rppo_continuous", recipes, {"env_id": env_id}
+    found = {work: [] for work in works}
+    notes = {}
+    for _ in range(repeats):
+        for work, (name, recipes, flags) in works.items():
+            script = rows.load_script(name, recipes)
+            preset = getattr(script, "PRESETS", {}).get((flags["env_id"], False), {})
+            flags = preset | flags | {"total_timesteps": steps, "eval_episodes": 0}
+            with tempfile.TemporaryDirectory() as folder:
+                args = script.Args(**flags, runs_dir=folder, run_name="run")
+                began = time.process_time()
+                agent = script.train(args)
+                seconds = time.process_time() - began
+                done = json.loads(Path(folder, "run/result.json").read_text())["global_step"]
+            found[work].append(done / seconds)
+            notes[work] = f"CPU time, {sum(x.numel() for x in agent.parameters())} parameters"
+            print(*work, f"{done / seconds:.0f}", flush=True)
+    for work, sps in found.items():
+        row = dict(zip(("section", "work", "system"), work), date=time.strftime("%Y-%m-%d"))
+        row |= dict(
+            commit=rows.commit(ROOT, *FILES), machine=rows.machine(), steps=steps, note=notes[work]
+        )
+        row |= dict(median=f"{np.median(sps):.0f}", min=f"{min(sps):.0f}", max=f"{max(sps):.0f}")
+        row["sps"] = " ".join(f"{x:.0f}" for x in sps)
+        rows.append(RESULTS / "throughput.csv", rows.SPEED, [row])
+
+
 if __name__ == "__main__":
     os.environ.setdefault("TQDM_DISABLE", "1")
-    measure()
+    {"": measure, "speed": speed}[" ".join(sys.argv[1:])]()
