@@ -1,6 +1,8 @@
-"""What the tests of recipes share: a script with recipes as a module of its own, and short runs."""
+"""What the tests of recipes share: a script with recipes as a module of its own, short runs, and
+environments."""
 
 import json
+import random
 import sys
 from types import SimpleNamespace
 
@@ -23,7 +25,6 @@ SMALL = {
     "ppo1_mpi": dict(num_steps=32, seq_len=8, num_minibatches=2, hidden_size=8, encoder_size=8),
 }
 SMALL["rppo_continuous"] = SMALL["rppo_lstm"]
-STEPS = {"rppo_gru_atari": 16}
 
 
 def needs(script: str) -> None:
@@ -33,21 +34,24 @@ def needs(script: str) -> None:
 
 def run(script, tmp_path, **flags):
     """A short run of a script with recipes -> its agent, its directory."""
-    name = script.kind
-    small = {"total_timesteps": STEPS.get(name, 150), "eval_episodes": 2, **SMALL[name]}
-    if name == "rppo_gru_atari":
-        small["eval_episodes"] = 0
+    games = script.kind == "rppo_gru_atari"  # which are long
+    small = {"total_timesteps": 16 if games else 150, "eval_episodes": 0 if games else 2}
     small |= {"runs_dir": str(tmp_path), "run_name": f"run{len([*tmp_path.iterdir()])}"}
-    args = script.Args(**{**small, **flags})
+    args = script.Args(**{**small, **SMALL[script.kind], **flags})
     agent = script.train(args)
     return agent, tmp_path / args.run_name
+
+
+def returns(run_dir) -> list[float]:
+    """Of a run's evaluation."""
+    return json.loads((run_dir / "result.json").read_text())["returns"]
 
 
 def reopened(run_dir):
     """A run from its file alone; its agent plays the episodes that it played after training."""
     script, args, envs, agent, saved = driver.open_run(run_dir)
-    if args.eval_episodes and script.kind != "rppo_gru_atari":  # whose games are long
-        played = json.loads((run_dir / "result.json").read_text())["returns"]
+    if args.eval_episodes and script.kind != "rppo_gru_atari":
+        played = returns(run_dir)
         envs = script.make_envs(args, len(played))
         seed = script.env_seed(args.seed, script.EVALUATION)
         again = script.evaluate(agent, envs, seed, args.deterministic)
@@ -64,56 +68,130 @@ def build(script, space, obs=None, **flags):
     return script.Agent(envs, script.Args(**{**small, **flags}))
 
 
-class Signs(gym.Env):
-    """An image is bright or dark, a number 1 or -1; an action must say both. Episodes have 8 steps,
-    which give up to 1 each."""
+def first_ratios(script, tmp_path, **flags) -> float:
+    """How far the ratios of a run's first minibatch are from 1."""
+    seen, loss = [], script.ppo_loss
 
+    def watched(logprob, old_logprob, *others):
+        seen.append((logprob - old_logprob).exp().sub(1).abs().max().item())
+        return loss(logprob, old_logprob, *others)
+
+    script.ppo_loss = watched
+    run(script, tmp_path, **{"eval_episodes": 0, "total_timesteps": 1, **flags})
+    return seen[0]
+
+
+# --- Environments ----------------------------------------------------------------------------------
+
+
+class Episodes(gym.Env):
+    """Episodes of `length` steps (0: endless). Samples are seen, and nothing is paid, unless a subclass
+    says otherwise."""
+
+    length = 5
+    observation_space, action_space = spaces.Box(-1, 1, (2,)), spaces.Discrete(2)
+
+    def see(self):
+        return self.observation_space.sample()
+
+    def pay(self, action):
+        return 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
+        self.t = 0
+        return self.see(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), f"{action!r} is not in {self.action_space}"
+        reward = float(self.pay(action))
+        self.t += 1
+        return self.see(), reward, False, self.t == self.length, {}
+
+
+class Sampled(Episodes):
+    """Of any spaces."""
+
+    def __init__(self, action_space, observation_space=None):
+        self.action_space = action_space
+        self.observation_space = observation_space or spaces.Box(-2, 2, (2,))
+
+
+class Colours(Sampled):
+    """An image, channels last, and a Discrete, in a Tuple."""
+
+    def __init__(self):
+        image = spaces.Box(0, 255, (40, 48, 3), np.uint8)
+        super().__init__(spaces.Discrete(2), spaces.Tuple([image, spaces.Discrete(3)]))
+
+    def pay(self, action):
+        return action
+
+
+class Signs(Episodes):
+    """An image is bright or dark, a number 1 or -1; an action must say both, and is paid up to 1."""
+
+    length = 8
     observation_space = spaces.Dict(
         image=spaces.Box(0, 255, (36, 40, 1), np.uint8), vector=spaces.Box(-1, 1, (1,))
     )
-    action_space, box = spaces.MultiDiscrete([2, 2]), False
+    action_space = spaces.MultiDiscrete([2, 2])
 
-    def observe(self):
+    def see(self):
         self.signs = self.np_random.integers(2, size=2)
         image = self.np_random.integers(0, 128, (36, 40, 1)) + 127 * self.signs[0]
         return {"image": np.uint8(image), "vector": np.float32(2 * self.signs[1:] - 1)}
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.steps = 0
-        return self.observe(), {}
-
-    def step(self, action):
-        said = (np.clip(action, -1, 1) + 1) / 2 if self.box else action
-        self.steps += 1
-        reward = float(1 - np.abs(said - self.signs).mean())
-        return self.observe(), reward, False, self.steps == 8, {}
+    def pay(self, action):
+        return 1 - np.abs(action - self.signs).mean()
 
 
 class BoxSigns(Signs):
-    action_space, box = spaces.Box(-1, 1, (2,)), True
+    action_space = spaces.Box(-1, 1, (2,))
+
+    def pay(self, action):
+        return super().pay((action + 1) / 2)
 
 
-class Colours(gym.Env):
-    """A random image, channels last, and a Discrete, in a Tuple; episodes of 5 steps."""
+class InPlace(Episodes):
+    """It pays what was played, and then writes into it."""
 
-    observation_space = spaces.Tuple(
-        [spaces.Box(0, 255, (40, 48, 3), np.uint8), spaces.Discrete(3)]
-    )
-    action_space = spaces.Discrete(2)
+    length = 10
+    action_space = spaces.Box(-1, 1, (1,))
 
-    def observe(self):
-        image = self.np_random.integers(0, 256, (40, 48, 3), np.uint8)
-        return image, self.np_random.integers(3)
+    def see(self):
+        return np.full(2, self.t / 10, np.float32)
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.steps = 0
-        return self.observe(), {}
+    def pay(self, action):
+        reward = action[0].item()
+        action *= 10
+        return reward
 
-    def step(self, action):
-        self.steps += 1
-        return self.observe(), float(action), False, self.steps == 5, {}
+
+class Globals(Episodes):
+    """Draws from generators that a whole process shares."""
+
+    length = 10
+
+    def see(self):
+        self.obs = np.float32([np.random.uniform(-1, 1), random.uniform(-1, 1)])
+        return self.obs
+
+    def pay(self, action):
+        return self.obs[0] * np.mean(action)
+
+
+class BoxGlobals(Globals):
+    action_space = spaces.Box(-1, 1, (1,))
+
+
+class Endless(Episodes):
+    length = 0
+
+    def pay(self, action):
+        return 1
 
 
 class Masked(gym.Env):
@@ -163,49 +241,12 @@ class Masked(gym.Env):
         return self.observe(), reward, ended, False, self.info(False, ended)
 
 
-class InPlace(gym.Env):
-    """Ten steps; it pays what was played, and then writes into it."""
-
-    observation_space, action_space = spaces.Box(-1, 1, (2,)), spaces.Box(-1, 1, (1,))
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.t = 0
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action):
-        reward = float(action[0])
-        action *= 10
-        self.t += 1
-        return np.full(2, self.t / 10, np.float32), reward, False, self.t == 10, {}
+for env in Colours, Signs, BoxSigns, InPlace, Globals, BoxGlobals, Endless, Masked:
+    gym.register(f"{env.__name__}-v0", env, disable_env_checker=True)
 
 
-class Still(gym.Env):
-    """Episodes of five steps in which nothing happens, with actions of any space."""
-
-    def __init__(self, space):
-        self.observation_space, self.action_space = spaces.Box(-9, 9, (2,)), space
-
-    def reset(self, *, seed=None, options=None):
-        self.t = 0
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action):
-        assert self.action_space.contains(action)
-        self.t += 1
-        return np.zeros(2, np.float32), 0.0, False, self.t == 5, {}
-
-
-def still(space) -> str:
-    """The id of a newly registered Still."""
-    env_id = f"Still{sum(name.startswith('Still') for name in gym.registry)}-v0"
-    gym.register(env_id, lambda: Still(space), disable_env_checker=True)
+def sampled(*spaces) -> str:
+    """The id of a newly registered Sampled of these spaces."""
+    env_id = f"Sampled{sum(name.startswith('Sampled') for name in gym.registry)}-v0"
+    gym.register(env_id, lambda: Sampled(*spaces), disable_env_checker=True)
     return env_id
-
-
-ENVS = {
-    "Signs": Signs, "BoxSigns": BoxSigns, "Colours": Colours, "Masked": Masked, "InPlace": InPlace,
-}  # fmt: skip
-for name, env in ENVS.items():
-    if f"{name}-v0" not in gym.registry:
-        gym.register(f"{name}-v0", env, disable_env_checker=True)

@@ -52,6 +52,29 @@ def loop(step: Callable, x: Tensor, state: Tensor, final: Tensor) -> tuple[Tenso
     return torch.stack(outputs), state
 
 
+def assert_is_the_loop(memory, final: Tensor) -> list[Tensor]:
+    """A memory of 5 inputs, in float64, replays what its step plays: outputs and gradients, which
+    are returned, from a state that an episode might have after some steps."""
+    x = torch.randn(*final.shape, 5, dtype=torch.float64, requires_grad=True)
+    state = memory.initial_state(final.shape[1])
+    assert not state.any()
+    with torch.no_grad():
+        for row in torch.randn(3, *x.shape[1:], dtype=x.dtype):
+            _, state = memory.step(row, state)
+    state.requires_grad_()
+    replayed, played = (
+        memory(x, state, final)[~final],
+        loop(memory.step, x, state, final)[0][~final],
+    )
+    weight = torch.randn_like(played)
+    inputs = [x, state, *memory.parameters()]
+    ours, theirs = (torch.autograd.grad((h * weight).sum(), inputs) for h in (replayed, played))
+    assert torch.allclose(replayed, played, rtol=0, atol=1e-12)
+    assert all((a - b).abs().max() <= 1e-10 for a, b in zip(ours, theirs))
+    assert not ours[0][final].any()  # a final step's input moves nothing
+    return ours
+
+
 def gae(rewards, values, terminated, done, gamma: float, lam: float) -> np.ndarray:
     """Schulman et al. 2016, eq. 16: A_t = sum_k (gamma lambda)^(k - t) delta_k within an episode."""
     T, N = rewards.shape

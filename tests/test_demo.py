@@ -18,7 +18,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT
+from support import ROOT
 
 sys.path.insert(0, str(ROOT / "docs/demo"))
 import export  # noqa: E402

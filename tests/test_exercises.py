@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT
+from support import ROOT
 
 import rppo_lstm
 

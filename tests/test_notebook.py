@@ -5,7 +5,7 @@ its outputs: pip install nbconvert && jupyter nbconvert --execute --to markdown 
 import re
 
 import pytest
-from conftest import ROOT
+from support import ROOT
 
 
 def said(cell) -> str:

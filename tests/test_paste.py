@@ -1,13 +1,13 @@
 """Every snippet of docs/paste.md, run in order, and its numbers beside the loop over time."""
 
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
+import reference
 import torch
+from support import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 SNIPPETS = dict(
     re.findall(r'(?ms)^```python title="([^"]+)"\n(.*?)^```', (ROOT / "docs/paste.md").read_text())
 )
@@ -38,26 +38,19 @@ def data(dtype=torch.float64):
     return torch.randn(T, B, F, dtype=dtype), torch.randn(2, B, H, dtype=dtype), ends
 
 
-def loop(lstm, x, state, ends):
+def looped(lstm, x, state, ends):
     """(T, B, H): the definition."""
-    outputs = []
-    for t in range(len(x)):
-        h, state = lstm.step(x[t], state)
-        outputs.append(h)
-        state = state.where(~ends[t][:, None], 0.0)
-    return torch.stack(outputs)
-
-
-def differentiated(outputs, weights, lstm):
-    return torch.autograd.grad((outputs * weights).sum(), [*lstm.parameters()])
+    return reference.loop(lstm.step, x, state, ends)[0]
 
 
 def assert_same(one, other, lstm, counts):
     """Outputs and gradients of the steps that count."""
     torch.testing.assert_close(one[counts], other[counts], atol=1e-12, rtol=0)
     weights = torch.randn_like(one) * counts[..., None]
-    for a, b in zip(*(differentiated(outputs, weights, lstm) for outputs in (one, other))):
-        torch.testing.assert_close(a, b, atol=1e-10, rtol=0)
+    gradients = [
+        torch.autograd.grad((x * weights).sum(), [*lstm.parameters()]) for x in (one, other)
+    ]
+    torch.testing.assert_close(*gradients, atol=1e-10, rtol=0)
 
 
 def test_the_contract(page):
@@ -78,7 +71,7 @@ def test_done_needs_spare_rows(page):
     lstm = page["lstm"]
     x, state, done = data()
     everything = torch.ones_like(done)
-    expected = loop(lstm, x, state, done)
+    expected = looped(lstm, x, state, done)
     assert_same(page["replay"](lstm, x, done, state), expected, lstm, everything)
     assert (lstm(x, state, done) - expected).abs().max() > 0.1
     longer, final, at = page["with_spare_rows"](x, done)
@@ -91,14 +84,11 @@ def test_episode_starts(page):
     """ "episode starts": the state is zero before such a step, the first one too."""
     lstm = page["lstm"]
     x, state, starts = data()
-    outputs = []
-    before = state
-    for t in range(T):
-        h, before = lstm.step(x[t], before.where(~starts[t][:, None], 0.0))
-        outputs.append(h)
     replayed = page["replay_from_starts"](lstm, x, starts, state)
     assert starts[0].any()
-    assert_same(replayed, torch.stack(outputs), lstm, torch.ones_like(starts))
+    ends = starts.roll(-1, 0)  # a start is where the step before was an end
+    expected = looped(lstm, x, state.where(~starts[0][:, None], 0.0), ends)
+    assert_same(replayed, expected, lstm, torch.ones_like(starts))
 
 
 def test_same_step_advantages(page):
@@ -108,8 +98,7 @@ def test_same_step_advantages(page):
     values = rng.normal(size=(T + 1, B))
     terminated, truncated = rng.random((2, T, B)) < 0.2
     assert (terminated & truncated).any()
-    expected = np.zeros((T, B))
-    following = np.zeros(B)
+    expected, following = np.zeros((T, B)), np.zeros(B)
     for t in reversed(range(T)):
         done = terminated[t] | truncated[t]
         after = np.where(terminated[t], 0, np.where(truncated[t], last_values[t], values[t + 1]))
@@ -146,13 +135,7 @@ def test_two_layers(page):
     stack = page["Stack"](F, H).double()
     x, _, final = data()
     state = torch.randn(4, B, H).double()
-    replayed = stack(x, state, final)
-    outputs = []
-    for t in range(T):
-        h, state = stack.step(x[t], state)
-        outputs.append(h)
-        state = state.where(~final[t][:, None], 0.0)
-    assert_same(replayed, torch.stack(outputs), stack, ~final)
+    assert_same(stack(x, state, final), looped(stack, x, state, final), stack, ~final)
 
 
 def test_compile(page):

@@ -1,14 +1,12 @@
 """Programs for a trained agent: use_agent, export_onnx, imitation, look_inside, sb3_weights."""
 
-import json
-
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 import torch.nn as nn
 from gymnasium import spaces
-from recipe_tools import Still, build, driver, needs, run, still
+from recipe_tools import Sampled, build, driver, needs, run, sampled
 from torch.distributions import Categorical, Independent, Normal
 
 KINDS = {  # script, recipes, flags: agents of every kind
@@ -110,29 +108,14 @@ def test_agents_that_see_earlier_steps_are_refused(tmp_path):
 # --- export_onnx -----------------------------------------------------------------------------------
 
 
-class Bytes(gym.Env):
-    observation_space, action_space = spaces.Box(0, 255, (3,), np.uint8), spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.t = 0
-        return self.np_random.integers(0, 256, 3, np.uint8), {}
-
-    def step(self, action):
-        self.t += 1
-        obs = self.np_random.integers(0, 256, 3, np.uint8)
-        return obs, float(action), False, self.t == 9, {}
-
-
-if "Bytes-v0" not in gym.registry:
-    gym.register("Bytes-v0", Bytes)
+BYTES = sampled(spaces.Discrete(2), spaces.Box(0, 255, (3,), np.uint8))
 
 
 @pytest.mark.parametrize(
     "name, recipes, flags",
     [
         ("rppo_lstm", ["networks", "action_masks"], dict(env_id="Masked-v0", critic="separate")),
-        ("rppo_lstm", [], dict(env_id="Bytes-v0", norm_obs=True)),
+        ("rppo_lstm", [], dict(env_id=BYTES, norm_obs=True)),
         ("trpo", ["multi_discrete", "images"], dict(env_id="Signs-v0")),
         ("rppo_continuous", ["sde"], dict(env_id="Pendulum-v1", use_sde=True)),
     ],
@@ -193,15 +176,12 @@ def test_cloning_learns_an_experts_rule(name, recipes, space, tmp_path):
     actions = (rule + first).reshape(400, *space.shape)
     actions = 0.5 * actions - 0.25 if isinstance(space, spaces.Box) else actions
     starts = np.arange(400) % 20 == 0
-    np.savez(
-        tmp_path / "e.npz", obs=obs, actions=actions.astype(space.dtype), episode_starts=starts
-    )
+    rows = dict(obs=obs, actions=actions.astype(space.dtype), episode_starts=starts)
+    np.savez(tmp_path / "e.npz", **rows)
     script = driver.fresh(name, "imitation", *recipes)
     flags = dict(expert=str(tmp_path / "e.npz"), clone_epochs=40, clone_learning_rate=3e-3)
-
-    agent, _ = run(
-        script, tmp_path, env_id=still(space), total_timesteps=1, learning_rate=0.0, **flags
-    )
+    flags |= dict(env_id=sampled(space), total_timesteps=1, learning_rate=0.0)
+    agent, _ = run(script, tmp_path, **flags)
     found, _ = agent.predict(obs[:100])
     if isinstance(space, spaces.Box):
         assert np.abs(found - actions[:100]).mean() < 0.1
@@ -290,37 +270,21 @@ def test_what_runs_of_every_kind_remember(name, recipes, flags, says, tmp_path, 
 
 def test_reused_observations_are_copied():
     """Every observation is the same array, which the environment overwrites."""
+    script = driver.fresh("rppo_lstm")
+    args = script.Args(env_id="CartPole-v1")
+    envs = script.make_envs(args, 3)
+    step, reused = envs.step, np.zeros((3, 4), np.float32)
 
-    class Reused(gym.vector.VectorEnv):
-        metadata = {"autoreset_mode": gym.vector.AutoresetMode.NEXT_STEP}
+    def overwrites(actions):
+        obs, *others = step(actions)
+        reused[:] = obs
+        return reused, *others
 
-        def __init__(self, num_envs=1):
-            self.num_envs, self.obs = num_envs, np.zeros((num_envs, 2), np.float32)
-            self.single_observation_space = spaces.Box(-99, 99, (2,))
-            self.single_action_space = spaces.Discrete(2)
-            self.observation_space = gym.vector.utils.batch_space(
-                self.single_observation_space, num_envs
-            )
-            self.action_space = gym.vector.utils.batch_space(self.single_action_space, num_envs)
-
-        def reset(self, *, seed=None, options=None):
-            self.obs[:] = 0
-            return self.obs, {}
-
-        def step(self, actions):
-            self.obs += 1
-            ended = np.full(self.num_envs, self.obs[0, 0] == 5)
-            return self.obs, np.zeros(self.num_envs), ended, ended & False, {}
-
-    gym.register("Reused-v0", vector_entry_point=Reused)
-    try:
-        script = driver.fresh("rppo_lstm")
-        args = script.Args(env_id="Reused-v0")
-        agent = script.Agent(script.make_envs(args, 3), args)
-        obs, _, _ = driver.recipe("look_inside").play(script, args, agent, episodes=3)
-        assert obs[:, 0, 0].tolist() == [0, 1, 2, 3, 4, 5]
-    finally:
-        del gym.registry["Reused-v0"]
+    agent = script.Agent(envs, args)
+    envs.step = overwrites
+    script.make_envs = lambda *_: envs
+    obs, _, _ = driver.recipe("look_inside").play(script, args, agent, episodes=3)
+    assert len(np.unique(obs[1:9, 0, 0])) == 8
 
 
 # --- sb3_weights -----------------------------------------------------------------------------------
@@ -383,10 +347,9 @@ def test_normalised_observations_go_there_and_back(tmp_path):
     model.save(tmp_path / "model.zip")
     venv.save(str(tmp_path / "vec.pkl"))
     recipe = driver.recipe("sb3_weights")
-    words = "model.zip", "CartPole-v1", "run", "vec.pkl"
-    files = [word if word == "CartPole-v1" else str(tmp_path / word) for word in words]
-    recipe.convert(*files)
-    script, args, _, agent, _ = driver.open_run(tmp_path / "run")
+    model_file, run_dir, statistics = (str(tmp_path / x) for x in ("model.zip", "run", "vec.pkl"))
+    recipe.convert(model_file, "CartPole-v1", run_dir, statistics)
+    script, args, _, agent, _ = driver.open_run(run_dir)
     assert agent.return_stats.var == pytest.approx(venv.ret_rms.var)
     same_actions(agent, script.make_envs(args, 4), model, venv.normalize_obs)
     script = driver.fresh("rppo_lstm")
@@ -406,19 +369,14 @@ def test_what_is_not_converted_is_named(tmp_path):
         with pytest.raises(ValueError, match=says):
             recipe.convert(str(tmp_path / "m.zip"), "CartPole-v1", str(tmp_path / "no"))
 
-    class Picture(Still):
-        def __init__(self):
-            super().__init__(spaces.Discrete(2))
-            self.observation_space = spaces.Box(0, 255, (36, 36, 3), np.uint8)
-
-    refused(Picture(), "divides images by 255")
-    refused(Still(spaces.MultiDiscrete([2, 2])), "only Discrete and Box")
-    refused(Still(spaces.Discrete(3)), "CartPole-v1 has actions")
+    picture = Sampled(spaces.Discrete(2), spaces.Box(0, 255, (36, 36, 3), np.uint8))
+    refused(picture, "divides images by 255")
+    refused(Sampled(spaces.MultiDiscrete([2, 2])), "only Discrete and Box")
+    refused(Sampled(spaces.Discrete(3)), "CartPole-v1 has actions")
     bias = dict(lstm_kwargs=dict(bias=False))
-    refused(Still(spaces.Discrete(2)), "only an LSTM with biases", policy_kwargs=bias)
+    refused(Sampled(spaces.Discrete(2)), "only an LSTM with biases", policy_kwargs=bias)
     activation = dict(activation_fn=nn.Softplus)
-    refused(Still(spaces.Discrete(2)), "Softplus: not one of", policy_kwargs=activation)
+    refused(Sampled(spaces.Discrete(2)), "Softplus: not one of", policy_kwargs=activation)
     _, run_dir = run(driver.fresh("rppo_lstm", "previous_action"), tmp_path, env_id="CartPole-v1")
     with pytest.raises(ValueError, match="previous_action has no counterpart"):
         recipe.convert_back(str(run_dir), str(tmp_path / "m.zip"))
-    assert json.loads((run_dir / "result.json").read_text())["args"]["env_id"] == "CartPole-v1"

@@ -4,17 +4,17 @@ inputs, populations."""
 import importlib.util
 import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from recipe_tools import FOLDER, SMALL, build, driver, needs, run, still
+from recipe_tools import FOLDER, SMALL, build, driver, first_ratios, needs, run, sampled
 from support import MODULES, ROOT
 from torch.distributions import Categorical
 
@@ -24,6 +24,18 @@ MASKED = {"rppo_lstm": {}, "trpo": dict(memory="lstm"), "ppo1_mpi": dict(memory=
 # --- use.py ----------------------------------------------------------------------------------------
 
 
+WIDE = """
+from __future__ import annotations
+from dataclasses import dataclass
+def use(script):
+    @dataclass
+    class Args(script.Args):
+        shift: float = -1.5  # may be negative
+    script.Args = Args
+    script.WIDE = True
+"""
+
+
 def test_a_changed_copy_and_its_recipe_are_found_by_path(tmp_path, monkeypatch):
     """Other files of the same names come first on PYTHONPATH, and the run is opened from elsewhere."""
     mine, other = tmp_path / "mine", tmp_path / "other"
@@ -31,16 +43,7 @@ def test_a_changed_copy_and_its_recipe_are_found_by_path(tmp_path, monkeypatch):
     other.mkdir()
     text = (ROOT / "rppo_lstm.py").read_text().replace("std=0.01)", "std=0.02)")
     (mine / "copied.py").write_text(text)
-    (mine / "wide.py").write_text(
-        "from __future__ import annotations\n"
-        "from dataclasses import dataclass\n"
-        "def use(script):\n"
-        "    @dataclass\n"
-        "    class Args(script.Args):\n"
-        "        shift: float = -1.5  # may be negative\n"
-        "    script.Args = Args\n"
-        "    script.WIDE = True\n"
-    )
+    (mine / "wide.py").write_text(WIDE)
     (other / "wide.py").write_text("def use(script): raise RuntimeError('the wrong file')\n")
     (other / "copied.py").write_text("raise RuntimeError('the wrong file')\n")
     monkeypatch.syspath_prepend(str(other))
@@ -80,8 +83,6 @@ def test_what_use_py_refuses_is_one_line(words, says, monkeypatch, capsys):
 
 
 def test_random_numbers_within_change_none_afterwards():
-    import random
-
     def draw():
         return torch.rand(1).item(), np.random.rand(), random.random()
 
@@ -134,79 +135,52 @@ def test_a_mask_that_allows_everything_changes_nothing(name, tmp_path):
 @pytest.mark.parametrize("name", MASKED)
 @pytest.mark.parametrize("memory", ["none", "lstm"])
 def test_masked_probabilities_are_the_plain_ones_divided_among_the_legal(name, memory):
-    """Acting, and in the update; values and memory are those of an agent that sees no mask."""
+    """In the update; values are those of an agent that sees no mask, and so are statistics."""
     needs(name)
-    flags = dict(memory=memory, norm_obs=True) if name != "rppo_lstm" else dict(norm_obs=True)
-    plain_script, script = driver.fresh(name), driver.fresh(name, "action_masks")
-    plain = build(plain_script, spaces.Discrete(4), **flags).double()
-    args = script.Args(**{**flags, "hidden_size": 6, "encoder_size": 4})
+    flags = dict(hidden_size=6, encoder_size=4, norm_obs=True)
+    flags |= dict(memory=memory) if name != "rppo_lstm" else {}
+    script, plain_script = driver.fresh(name, "action_masks"), driver.fresh(name)
+    space, A, L, B = spaces.Discrete(4), 4, 6, 5
     unmasked = SimpleNamespace(
-        single_action_space=spaces.Discrete(4), single_observation_space=spaces.Box(-1, 1, (3,))
+        single_action_space=space, single_observation_space=spaces.Box(-1, 1, (3,))
     )
-    envs = SimpleNamespace(exists=np.ones((1, 4), bool), unmasked=unmasked)
-    agent = script.Agent(envs, args).double()
+    envs = SimpleNamespace(exists=np.ones((1, A), bool), unmasked=unmasked)
+    masked = script.Agent(envs, script.Args(**flags)).double()
+    plain = build(plain_script, space, **flags).double()
     torch.manual_seed(3)
     with torch.no_grad():
         for parameter in plain.parameters():
             parameter.copy_(torch.randn_like(parameter) / 2)
-    rows = torch.randn(50, 3, dtype=torch.float64)
-    plain.obs_stats.update(rows)
-    agent.load_state_dict(plain.state_dict())
-    agent.obs_stats.update(torch.cat([rows, rows[:, :1].repeat(1, 4)], 1))
-    plain.obs_stats.update(rows)
-    assert torch.equal(agent.obs_stats.mean, plain.obs_stats.mean)
-
-    L, B = 6, 5
-    obs, legal = torch.randn(L, B, 3).double(), torch.rand(L, B, 4) < 0.5
+    masked.load_state_dict(plain.state_dict())
+    rows, legal = torch.randn(L, B, 3).double(), torch.rand(L, B, A) < 0.5
     legal[..., 2] = True
-    seen = torch.cat([obs, legal.double()], -1)
-    state, plain_state = agent.initial_state(B).double(), plain.initial_state(B).double()
-    with torch.no_grad():
-        for t in range(L):
-            policy, value = dist_of(script, agent, seen[t], state)
-            plain_policy, plain_value = dist_of(plain_script, plain, obs[t], plain_state)
-            wanted = plain_policy.probs * legal[t]
-            wanted /= wanted.sum(-1, keepdim=True)
-            assert (policy.probs - wanted).abs().max() < 1e-12
-            assert (policy.probs[~legal[t]] == 0).all()
-            assert (value - plain_value).abs().max() < 1e-12
-            if state.numel():
-                state = agent.step(seen[t], state)[-1]
-                plain_state = plain.step(obs[t], plain_state)[-1]
-                assert (state - plain_state).abs().max() < 1e-12
-
+    seen = torch.cat([rows, legal.double()], -1)
+    masked.obs_stats.update(seen.flatten(0, 1))
+    plain.obs_stats.update(rows.flatten(0, 1))
     final = torch.zeros(L, B, dtype=torch.bool)
     final[2, 1] = True
-    actions = torch.full((L, B), 2)
-    state = agent.initial_state(B).double()
-    if name == "trpo":
-        chosen = ~final
-        policy = agent(agent.normalize(seen), state, final, chosen)
-        plain_policy = plain(plain.normalize(obs), state, final, chosen)
-        logprob = policy.log_prob(actions[chosen])
-        all_probs = plain_policy.probs
-    else:
-        logprob, _, value = agent.evaluate_actions(seen, state, final, actions)
-        _, _, plain_value = plain.evaluate_actions(obs, state, final, actions)
-        assert (value - plain_value).abs().max() < 1e-12
-        all_probs = torch.stack(
-            [plain.evaluate_actions(obs, state, final, torch.full((L, B), a))[0] for a in range(4)],
-            -1,
-        ).exp()
-    wanted = all_probs * legal[~final]
-    wanted = (wanted[:, 2] / wanted.sum(-1)).log()
-    assert (logprob - wanted).abs().max() < 1e-12
+
+    def probabilities(agent, obs):
+        """Of each choice (M, A), and the values, where evaluate_actions has some."""
+        state = agent.initial_state(B).double()
+        if name == "trpo":
+            return agent(agent.normalize(obs), state, final, ~final).probs, torch.zeros(())
+        each = [torch.full((L, B), choice) for choice in range(A)]
+        rows = [agent.evaluate_actions(obs, state, final, actions) for actions in each]
+        return torch.stack([logprob.exp() for logprob, _, _ in rows], -1), rows[0][2]
+
+    found, values = probabilities(masked, seen)
+    wanted, plain_values = probabilities(plain, rows)
+    wanted = wanted * legal[~final]
+    assert (found - wanted / wanted.sum(-1, keepdim=True)).abs().max() < 1e-12
+    assert (values - plain_values).abs().max() < 1e-12
 
 
-def dist_of(script, agent, obs, state):
-    """use_agent's look, in float64."""
-    out, *value, _ = agent.step(obs, state)
-    if script.kind == "rppo_lstm":
-        return Categorical(logits=out), value[0]
-    if script.kind == "ppo1_mpi":
-        return agent.policy(out), agent.value(value[0])
-    seen = [agent.normalize(obs), out] if agent.args.memory == "lstm" else [agent.normalize(obs)]
-    return agent.policy(out), agent.critic(torch.cat(seen, -1)).squeeze(-1)
+@pytest.mark.parametrize("name", ["rppo_lstm", "ppo1_mpi"])
+def test_masks_in_the_update_are_those_of_acting(name, tmp_path):
+    needs(name)
+    script = driver.fresh(name, "action_masks")
+    assert first_ratios(script, tmp_path, env_id="Masked-v0", **MASKED[name]) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -252,8 +226,7 @@ def test_masks_travel_with_every_other_input(tmp_path):
 def test_several_choices_are_independent_categoricals(name, space):
     needs(name)
     script = driver.fresh(name, "multi_discrete")
-
-    args = script.Args(**SMALL[name], env_id=still(space))
+    args = script.Args(**SMALL[name], env_id=sampled(space))
     agent = script.Agent(script.make_envs(args, 1), args)
     nvec = driver.choices(space)
     K, A = len(nvec), nvec.max()
@@ -279,18 +252,6 @@ def test_several_choices_are_independent_categoricals(name, space):
     sent = script.to_env(actions, agent.action_space)
     assert sent.shape == (7, *space.shape) and all(space.contains(action) for action in sent)
     assert np.array_equal(sent.reshape(7, K) - np.ravel(getattr(space, "start", 0)), actions)
-
-
-@pytest.mark.slow
-def test_several_choices_are_learned(tmp_path):
-    """An image and a number, each to be named by one of two components."""
-    script = driver.fresh("rppo_lstm", "multi_discrete", "images")
-    flags = dict(num_envs=8, num_steps=32, hidden_size=32, encoder_size=32, learning_rate=1e-3)
-    flags |= dict(total_timesteps=8000, eval_episodes=8, cnn_channels="8,8,8", num_minibatches=2)
-    flags |= dict(gamma=0.5, norm_reward=False)
-    _, run_dir = run(script, tmp_path, env_id="Signs-v0", **flags)
-    returns = json.loads((run_dir / "result.json").read_text())["returns"]
-    assert np.mean(returns) > 7  # of 8; by chance 4
 
 
 # --- Data-parallel training ------------------------------------------------------------------------
@@ -412,16 +373,10 @@ def gradient_of_the_union(rank: int) -> None:
         assert (gradients[0] - gradients[1]).abs().max() < 1e-12 * gradients[1].abs().max()
 
 
-def torchrun(*words, cwd, **env) -> subprocess.CompletedProcess:
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        "2",
-        "--standalone",
-    ]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1", **env}
+def torchrun(*words, cwd) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
+    env["PYTHONPATH"] = str(ROOT / "tests")
     return subprocess.run(
         [*command, *map(str, words)], cwd=cwd, env=env, capture_output=True, text=True, timeout=300
     )
@@ -429,7 +384,7 @@ def torchrun(*words, cwd, **env) -> subprocess.CompletedProcess:
 
 def test_two_processes_are_one(tmp_path):
     """Weights after training, the gradient of a minibatch to 1e-12, what is resumed: see `job`."""
-    done = torchrun(__file__, tmp_path, cwd=tmp_path, PYTHONPATH=str(ROOT / "tests"))
+    done = torchrun(__file__, tmp_path, cwd=tmp_path)
     assert done.returncode == 0 and (tmp_path / "done").exists(), done.stderr[-3000:]
     for name in CASES:
         files = [file.name for file in (tmp_path / f"{name} 2").iterdir()]
@@ -462,34 +417,18 @@ def test_the_channels_of_an_image(shape, flag, first, certain):
     assert channels_first(shape, flag) == (first, certain)
 
 
-def frames_of(space, capsys=None, **flags):
-    """What the recipe images makes of three random observations of a space."""
-
-    class Env(gym.Env):
-        observation_space, action_space = space, spaces.Discrete(2)
-
-        def reset(self, *, seed=None, options=None):
-            return self.observation_space.sample(), {}
-
-        def step(self, action):
-            return self.observation_space.sample(), 0.0, False, False, {}
-
-    space.seed(1)
+def frames_of(observations, **flags):
+    """The recipe images on observations of a space -> script, args, environments."""
     script = driver.fresh("rppo_lstm", "images")
-    gym.register("Frames-v0", Env, disable_env_checker=True)
-    try:
-        args = script.Args(env_id="Frames-v0", **flags)
-        envs = script.make_envs(args, 1)
-        return script, args, envs, [envs.reset()[0], *(envs.step([0])[0] for _ in range(2))]
-    finally:
-        del gym.registry["Frames-v0"]
+    args = script.Args(env_id=sampled(spaces.Discrete(2), observations), **flags)
+    return script, args, script.make_envs(args, 1)
 
 
 def test_frames_are_grey_small_and_stacked():
-    script, args, envs, seen = frames_of(
-        spaces.Box(0, 255, (8, 8, 3), np.uint8), grey=True, resize=4, image_stack=2
-    )
-    space = spaces.Box(0, 255, (8, 8, 3), np.uint8, seed=1)
+    space = spaces.Box(0, 255, (8, 8, 3), np.uint8)
+    _, _, envs = frames_of(space, grey=True, resize=4, image_stack=2)
+    seen = [envs.reset(seed=1)[0], *(envs.step([0])[0] for _ in range(2))]
+    space.seed(1)
     raw = [space.sample() for _ in range(3)]
     grey = [x @ np.array([0.299, 0.587, 0.114]) for x in raw]
     small = [x.reshape(4, 2, 4, 2).mean((1, 3)) for x in grey]
@@ -502,7 +441,7 @@ def test_frames_are_grey_small_and_stacked():
 def test_bytes_and_floats_give_the_same_features(kind):
     """The same picture, in 0 to 255 or in 0 to 1."""
     high = 255 if kind == np.uint8 else 1
-    script, args, envs, _ = frames_of(spaces.Box(0, high, (40, 44, 3), kind))
+    script, args, envs = frames_of(spaces.Box(0, high, (40, 44, 3), kind))
     torch.manual_seed(1)
     eyes = script.Agent(envs, args).encoder[0]
     picture = np.random.default_rng(1).integers(0, 256, (40, 44, 3)).astype(np.float64)
@@ -512,15 +451,16 @@ def test_bytes_and_floats_give_the_same_features(kind):
 
 
 def test_an_unsafe_guess_is_said_once_and_pixels_are_needed(capsys):
-    script, args, envs, _ = frames_of(spaces.Box(0, 255, (12, 8, 8), np.uint8))
+    script, args, envs = frames_of(spaces.Box(0, 255, (12, 8, 8), np.uint8))
     assert envs.entries == [(12, 8, 8)]
     assert capsys.readouterr().out.count("--channels") == 1
-    with pytest.raises(ValueError, match="images: the observation has none"):
-        script, args, envs, _ = frames_of(spaces.Box(-1, 1, (5,)))
-        script.Agent(envs, args)
-    with pytest.raises(ValueError, match="--cnn-kernels 8,4,3: an image is too small"):
-        script, args, envs, _ = frames_of(spaces.Box(0, 255, (9, 9, 3), np.uint8))
-        script.Agent(envs, args)
+    for space, says in [
+        (spaces.Box(-1, 1, (5,)), "images: the observation has none"),
+        (spaces.Box(0, 255, (9, 9, 3), np.uint8), "--cnn-kernels 8,4,3: an image is too small"),
+    ]:
+        with pytest.raises(ValueError, match=says):
+            script, args, envs = frames_of(space)
+            script.Agent(envs, args)
 
 
 def test_the_previous_action_is_what_was_played(tmp_path):
@@ -559,12 +499,12 @@ def test_a_generation_is_scored_on_the_same_new_episodes(tmp_path, monkeypatch):
     )
     best = evolve.evolve(options, [], ["learning_rate", "hidden_size"], tmp_path)
     assert best == tmp_path / "3-2" and len(seen) == 4
-    for generation in seen:
-        assert len({member["--eval-seed"] for member in generation}) == 1
-    assert len({generation[0]["--eval-seed"] for generation in seen}) == 4
-    assert len({member["--seed"] for generation in seen for member in generation}) == 12
-    same = [1e-4 <= float(m["--learning_rate"]) <= 1e-2 for g in seen for m in g]
-    assert all(same) and seen[1][0]["--learning_rate"] == seen[0][2]["--learning_rate"]
+    members = [member for generation in seen for member in generation]
+    assert len({member["--seed"] for member in members}) == 12
+    episodes = [{member["--eval-seed"] for member in generation} for generation in seen]
+    assert [len(seeds) for seeds in episodes] == [1] * 4 and len(set.union(*episodes)) == 4
+    assert all(1e-4 <= float(member["--learning_rate"]) <= 1e-2 for member in members)
+    assert seen[1][0]["--learning_rate"] == seen[0][2]["--learning_rate"]
 
 
 def test_evaluations_of_one_eval_seed_play_the_same_episodes(tmp_path):
@@ -572,25 +512,16 @@ def test_evaluations_of_one_eval_seed_play_the_same_episodes(tmp_path):
     seeds = []
     make_envs = script.make_envs
 
-    class Watched(driver.Wrapper):
-        def reset(self, *, seed=None, **options):
-            seeds.append(seed)
-            return self.env.reset(seed=seed, **options)
+    def watched(*inputs):
+        envs = make_envs(*inputs)
+        reset = envs.reset
+        envs.reset = lambda seed: seeds.append(seed) or reset(seed=seed)
+        return envs
 
-    script.make_envs = lambda *inputs: Watched(make_envs(*inputs))
+    script.make_envs = watched
     for seed in 1, 2:
         run(script, tmp_path, seed=seed, eval_seed=9)
     assert seeds[1] == seeds[3] != seeds[0] != seeds[2]
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="only Linux has it")
-def test_as_many_runs_at_a_time_as_cores_are_allowed():
-    allowed = os.sched_getaffinity(0)
-    try:
-        os.sched_setaffinity(0, {min(allowed)})
-        assert driver.recipe("population").cores() == 1
-    finally:
-        os.sched_setaffinity(0, allowed)
 
 
 def test_a_population_trains_and_says_what_fails(tmp_path, monkeypatch, capsys):
@@ -598,11 +529,10 @@ def test_a_population_trains_and_says_what_fails(tmp_path, monkeypatch, capsys):
     words = ["rppo_lstm", "--env-id", "CartPole-v1", "--total-timesteps", "300", "--num-envs", "2"]
     words += ["--num-steps", "32", "--num-minibatches", "2", "--eval-episodes", "2"]
     monkeypatch.chdir(tmp_path)
-    population.main("2", *words)
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split(": return ")[0][-1] for line in lines] == ["1", "2"]
+    population.main("1", *words)
+    assert capsys.readouterr().out.startswith(f"{tmp_path}/runs/population/1: return ")
     with pytest.raises(ValueError, match="exists"):
-        population.main("2", *words)
+        population.main("1", *words)
     monkeypatch.chdir(tmp_path / "runs")
     with pytest.raises(ValueError, match="--gae-lambda: must not be above 1"):
         population.main("1", *words, "--gamma", "2.0")

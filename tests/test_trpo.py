@@ -11,7 +11,6 @@ from test_numbers import build
 from torch.distributions import kl_divergence
 
 trpo = MODULES["trpo"]
-MEMORIES = "none", "lstm"
 SPACES = "discrete", "box"
 
 
@@ -68,11 +67,6 @@ def products(agent, rollout, chosen, damping=0.0):
     return product, partial(trpo.fisher_vector_difference, policy, old, moving(agent), damping)
 
 
-def naive(self, x, state, final):
-    """ResetLSTM's definition."""
-    return reference.loop(self.step, x, state, final)[0]
-
-
 @pytest.mark.parametrize("actions", SPACES)
 def test_fisher_vector_product_is_the_hessian_of_the_mean_kl(actions):
     agent = agent_of(actions)
@@ -99,7 +93,11 @@ def test_product_through_the_fused_lstm_is_the_loop_differentiated_twice(actions
     _, difference = products(agent, rollout, valid)
     ours = difference(v).double()
     assert torch.equal(flat(agent), before)
-    monkeypatch.setattr(trpo.ResetLSTM, "forward", naive)
+
+    def by_its_definition(self, x, state, final):
+        return reference.loop(self.step, x, state, final)[0]
+
+    monkeypatch.setattr(trpo.ResetLSTM, "forward", by_its_definition)
     wide = {k: x if x.dtype == torch.bool else x.double() for k, x in rollout.items()}
     product, _ = products(agent.double(), wide, valid)
     expected = product(v.double())
@@ -121,37 +119,23 @@ def test_kl_is_the_joint_one(actions):
     agent = agent_of(actions)
     rollout, taken, advantage = batch(agent)
     valid = ~rollout["final"]
-    weights = {k: p.detach().clone() for k, p in agent.named_parameters()}
-    with torch.no_grad():
-        p = agent(**rollout, chosen=valid)
-        network = reference.Network("trpo", agent.args, weights)
+    network = reference.Network("trpo", agent.args, dict(agent.named_parameters()))
+
+    def features():
         h, _, _ = network.unroll(rollout["obs"], network.state(6), rollout["final"])
-        h = h[valid]
-        old = reference.dense(weights, "actor", h), network.deviation(h) if agent.box else None
+        return h[valid]
+
+    with torch.no_grad():
+        p, h = agent(**rollout, chosen=valid), features()
+        old = reference.dense(network.w, "actor", h), network.deviation(h) if agent.box else None
         for parameter in moving(agent):
             parameter.add_(0.2 * torch.randn_like(parameter))
         q = agent(**rollout, chosen=valid)
-        network = reference.Network("trpo", agent.args, dict(agent.named_parameters()))
-        h, _, _ = network.unroll(rollout["obs"], network.state(6), rollout["final"])
-    expected = network.kl(h[valid], old).mean().item()
+        expected = network.kl(features(), old).mean().item()
     kl, improvement = trpo.kl_and_improvement(q, p, taken, advantage)
     assert kl == pytest.approx(expected, rel=1e-10) and kl > 0.01
     gain = ((q.log_prob(taken) - p.log_prob(taken)).exp() - 1) * advantage
     assert improvement == pytest.approx(gain.mean().item(), rel=1e-10)
-
-
-@pytest.mark.parametrize("actions", SPACES)
-def test_surrogate_gradient_is_the_policy_gradient_and_ppos(actions):
-    agent = agent_of(actions)
-    rollout, taken, advantage = batch(agent)
-    policy = partial(agent, **rollout, chosen=~rollout["final"])
-    with torch.no_grad():
-        old = policy()
-    logprob = policy().log_prob(taken)
-    ppo = -MODULES["rppo_lstm"].ppo_loss(logprob, logprob.detach(), advantage, 0.2)[0]
-    objectives = trpo.surrogate(policy(), old, taken, advantage), ppo, (logprob * advantage).mean()
-    ours, *others = (trpo.flat_gradient(x, moving(agent), retain_graph=True) for x in objectives)
-    assert ours.norm() > 0.01 and all((ours - x).abs().max() <= 1e-12 for x in others)
 
 
 @pytest.mark.parametrize("n", [1, 5, 40])
@@ -179,40 +163,6 @@ def test_conjugate_gradient_is_safe():
     half = torch.diag(torch.tensor([2.0, 0.0]))  # singular, but b is in its range
     x = trpo.conjugate_gradient(lambda v: half @ v, torch.tensor([3.0, 0.0]), 10)
     assert torch.equal(x, torch.tensor([1.5, 0]))
-
-
-@pytest.mark.parametrize("memory", MEMORIES)
-@pytest.mark.parametrize("actions", SPACES)
-def test_a_step_is_the_longest_in_the_trust_region(actions, memory, monkeypatch):
-    """Against F^-1 g by a dense solve, to what conjugate gradient's residual allows."""
-    flags = dict(cg_max_steps=400, target_kl=1e-3, encoder_size=4, hidden_size=3)
-    agent = agent_of(actions, memory=memory, **flags)
-    rollout, taken, advantage = batch(agent)
-    valid = ~rollout["final"]
-    with monkeypatch.context() as patch:
-        patch.setattr(trpo.ResetLSTM, "forward", naive)
-        damped = hessian_of_the_mean_kl(agent, rollout, valid)
-    damped = damped + 0.1 * torch.eye(len(damped))
-    theta, before = flat(agent), {k: v.clone() for k, v in agent.state_dict().items()}
-    with torch.no_grad():
-        old = agent(**rollout, chosen=valid)
-    reinforce = (agent(**rollout, chosen=valid).log_prob(taken) * advantage).mean()
-    gradient = trpo.flat_gradient(reinforce, moving(agent))
-    direction = torch.linalg.solve(damped, gradient)
-    full = (2e-3 / (direction @ damped @ direction)).sqrt() * direction
-    kl, improvement, expected, fraction, entropy = trpo.trpo_step(
-        agent, agent.args, rollout, taken, advantage
-    )
-    moved = flat(agent) - theta
-    with torch.no_grad():
-        true_kl = kl_divergence(old, agent(**rollout, chosen=valid)).mean()
-    assert fraction > 0 and kl == pytest.approx(true_kl.item(), rel=1e-9) and kl < 1e-3
-    assert (moved - fraction * full).norm() <= 1e-3 * moved.norm()
-    assert expected == pytest.approx((gradient @ moved).item(), rel=1e-9)
-    assert 0.5 < improvement / expected < 1.5
-    assert entropy == pytest.approx(old.entropy().mean().item())
-    changed = {k for k, v in agent.state_dict().items() if not torch.equal(v, before[k])}
-    assert changed == {k for k, _ in agent.named_parameters() if not k.startswith("critic")}
 
 
 @pytest.mark.parametrize(
@@ -273,7 +223,7 @@ def test_a_singular_fisher_matrix_without_damping():
     assert all(p.isfinite().all() for p in agent.parameters())
 
 
-@pytest.mark.parametrize("memory", MEMORIES)
+@pytest.mark.parametrize("memory", ["none", "lstm"])
 def test_final_steps_count_for_nothing(memory):
     """Not even where the ratio of their probabilities overflows."""
     thetas = []
