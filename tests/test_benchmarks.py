@@ -186,8 +186,10 @@ def test_a_detail_stands_beside_what_has_the_same_flags(tmp_path, monkeypatch):
     assert lines[1].startswith("| replay from a zero state | 300.0 [") and len(lines) == 2
 
 
-WAYS = {way.name: way for way in resets.WAYS}
-EXACT = [(kind, way.name) for way in resets.WAYS if way.exact for kind in way.kinds]
+EXACT = [
+    pytest.param(way, kind, id=f"{way.name}-{kind}")
+    for way in resets.WAYS for kind in way.kinds if way.exact
+]  # fmt: skip
 
 
 def ends() -> dict[str, torch.Tensor]:
@@ -201,31 +203,36 @@ def ends() -> dict[str, torch.Tensor]:
     }
 
 
-def error(kind: str, way: resets.Way, final: torch.Tensor) -> float:
+def error(way: resets.Way, kind: str, final: torch.Tensor) -> float:
     """The larger error, of h or of the gradients, against the loop in float64."""
-    data = resets.make_data(kind, final, hidden=6, features=5).to(torch.float64, "cpu")
-    expected = resets.results(resets.loaded(resets.LOOP, kind, data), data)
-    return max(resets.errors(resets.results(resets.loaded(way, kind, data), data), expected))
+    data, weights = resets.make_data(kind, final, hidden=6)
+    data = data.to(torch.float64, "cpu")
+    expected = resets.results(resets.LOOP, kind, data, weights)
+    return max(resets.errors(resets.results(way, kind, data, weights), expected))
 
 
-@pytest.mark.parametrize("kind, name", EXACT)
-def test_every_way_agrees_with_the_loop(kind, name):
-    if reason := resets.missing(WAYS[name]):
-        pytest.skip(reason)
+@pytest.mark.parametrize("way, kind", EXACT)
+def test_every_way_agrees_with_the_loop(way, kind):
+    if way not in resets.installed():
+        pytest.skip(f"needs the package {way.package}")
     for final in ends().values():
-        assert error(kind, WAYS[name], final) <= 1e-12
+        assert error(way, kind, final) <= 1e-12
 
 
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
 def test_without_resets_it_is_another_function(kind):
-    found = {name: error(kind, WAYS["no resets"], final) for name, final in ends().items()}
+    way = resets.WAYS[1]
+    found = {name: error(way, kind, final) for name, final in ends().items()}
     assert found["none"] <= 1e-12 and min(found["scattered"], found["adjacent"]) > 0.1
 
 
-def test_what_the_csv_has_is_not_measured_again(tmp_path, capsys):
-    small = {"cells": ["gru"], "batches": [2], "hidden": [4], "rates": [0.0, 0.2], "rounds": 1}
-    small |= {"steps": 6, "features": 3, "device": "cpu", "results": tmp_path}
-    options = argparse.Namespace(ways=[WAYS["ours"], WAYS["padded"]], **small)
+def test_what_the_csv_has_is_not_measured_again(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(resets, "RATES", [0.0, 0.2])
+    monkeypatch.setattr(resets, "ROUNDS", 1)
+    ways = [way for way in resets.WAYS if way.name in ("ours", "padded")]
+    options = argparse.Namespace(
+        ways=ways, cells=["gru"], batches=[2], hidden=[4], device="cpu", results=tmp_path
+    )
     for _ in range(2):
         resets.measure(options)
     assert "has its rows" in capsys.readouterr().out.splitlines()[-1]
