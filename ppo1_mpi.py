@@ -26,8 +26,8 @@ A final step counts in no loss: its action did nothing. But its value, computed 
 that the agent has there, stands for the rewards that a time limit cut off.
 
 Shapes: T time steps, N environments of a rank; S sequences of L steps, B of them in a minibatch; M
-steps that count; n numbers in an observation, F features, H hidden units; A discrete actions, or K
-components of a real-valued one.
+steps that count; n numbers in an observation, F features (after an LSTM, its H hidden units); A
+discrete actions, or K components of a real-valued one.
 """
 
 import json
@@ -76,7 +76,7 @@ class Args:
     gae_lambda: float = 0.95  # lambda of GAE
     norm_obs: bool = True  # normalise observations by their running mean and variance
 
-    encoder_size: int = 64  # units of both layers of each encoder
+    encoder_size: int = 64  # units of both layers of each encoder (F)
     memory: Literal["none", "lstm"] = "none"  # after the encoders; without it L is 1
     hidden_size: int = 128  # units of each LSTM (H)
     ablate_memory: bool = False  # a control: no state between steps, L = 1
@@ -104,7 +104,7 @@ PRESETS: dict = {  # values for a task, (env_id, mask_velocity), in place of the
     ("CartPole-v1", True): dict(total_timesteps=300_000, num_steps=4096, seq_len=32,
         num_minibatches=8, update_epochs=10, gamma=0.995, memory="lstm"),
 }  # fmt: skip
-# What is logged of each minibatch, as a mean over the ranks
+# What is logged of each minibatch, as a mean over the ranks; explained_variance is rank 0's
 METRICS = "policy_loss", "value_loss", "entropy", "approx_kl", "clipfrac", "grad_norm"
 
 
@@ -139,7 +139,7 @@ class ResetLSTM(nn.Module):
         self.reset = nn.Buffer(torch.tensor([0.0] * input_size + [-1e4]), persistent=False)
 
     def initial_state(self, num_envs: int) -> Tensor:
-        """Of any memory: zeros (rows, N, ...). Here h and c, (2, N, H)."""
+        """Zeros: h and c, (2, N, H). Of another memory (rows, N, ...)."""
         return self.reset.new_zeros(2, num_envs, self.cell.hidden_size)
 
     def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -262,7 +262,7 @@ class Agent(nn.Module):
         return h, critic_h, lstm_state
 
     def value(self, critic_x: Tensor) -> Tensor:
-        """What the rest of the critic makes of its LSTM's output, or else of the observation."""
+        """critic_x (..., H) from the critic's LSTM, or without one (..., n) -> value (...)."""
         if self.args.memory == "none":
             critic_x = self.critic_encoder(critic_x)
         return self.critic(critic_x).squeeze(-1)
@@ -434,7 +434,7 @@ def train(args: Args) -> Agent:
         with torch.inference_mode():  # lstm_state stays: the next rollout begins with this step
             _, critic_x, _ = agent.step(tensor(obs[T]), lstm_state)
             critic_xs.append(critic_x)
-            values = agent.value(torch.stack(critic_xs))  # (T + 1, N)
+            values = agent.value(torch.stack(critic_xs))  # (T + 1, N), all at once: faster
             actions = torch.stack(action_list)  # (T, N) or (T, N, K)
             old_logprobs = agent.policy(torch.stack(hs)).log_prob(actions)
         check_finite("obs", obs)
@@ -453,10 +453,10 @@ def train(args: Args) -> Agent:
         # Update, in minibatches of whole sequences
         remaining = 1 - run.step / args.total_timesteps if args.anneal_lr else 1
         optimizer.param_groups[0]["lr"] = remaining * args.learning_rate
-        s_obs = to_sequences(tensor(obs[:T]), L)  # (L, S, n), and so on
+        s_obs = to_sequences(tensor(obs[:T]), L)  # s_: in sequences, (L, S, n) and so on
         s_final = to_sequences(tensor(final[:T]), L)
         s_actions = to_sequences(actions, L)
-        s_logprob = to_sequences(old_logprobs, L)  # of the policy that acted
+        s_old_logprob = to_sequences(old_logprobs, L)
         s_advantage = to_sequences(tensor(advantages), L)
         s_return = to_sequences(tensor(returns), L)
         s_state = lstm_states.transpose(0, 1).flatten(1, 2)  # (4, S, H), before each sequence
@@ -466,7 +466,7 @@ def train(args: Args) -> Agent:
             logprob, batch_entropy, value = agent.evaluate_actions(
                 s_obs[:, batch], s_state[:, batch], s_final[:, batch], s_actions[:, batch]
             )
-            old_logprob = s_logprob[:, batch][batch_valid]  # (M,), and so on
+            old_logprob = s_old_logprob[:, batch][batch_valid]  # (M,), and so on
             advantage = s_advantage[:, batch][batch_valid]
             return_ = s_return[:, batch][batch_valid]
 
@@ -487,7 +487,7 @@ def train(args: Args) -> Agent:
                 break
             optimizer.step()
 
-        if args.norm_obs:  # not earlier: the policy acted with the old statistics
+        if args.norm_obs:  # not earlier: the policy acted with the old statistics, at first none
             rows = np.concatenate(comm.allgather(obs[:T][valid]))  # of all ranks, in their order
             agent.obs_stats.update(tensor(rows))
         run.step += count_steps(valid, comm)
@@ -530,8 +530,6 @@ def check_sequences(args: Args, L: int) -> None:
     S = args.num_envs * args.num_steps // L
     check(args.num_steps % L == 0, f"--seq-len {L}: must divide --num-steps {args.num_steps}")
     check(S % args.num_minibatches == 0, f"--num-minibatches: must divide the {S} sequences")
-    single = S * L == args.num_minibatches  # whose advantage, minus the mean, is 0
-    check(not single, "--num-minibatches: minibatches of one step can't move the policy")
 
 
 def check_finite(name: str, x: np.ndarray) -> None:
@@ -550,8 +548,8 @@ EVALUATION = 2**40  # in a step's place: no run has so many steps
 
 
 def env_seed(*key: int) -> int:
-    """The seed of environments. Different keys, (seed, step), share no episode: plain sums would,
-    since Gymnasium gives environment i the seed + i."""
+    """The environments' seed, hashed from a key, (seed, step). Gymnasium adds i for the i-th:
+    from seeds 1 and 2 themselves two runs would share most of their episodes."""
     return int(np.random.SeedSequence(key).generate_state(1)[0] % 2**30)
 
 
@@ -572,7 +570,7 @@ def to_env(actions: Tensor, space) -> np.ndarray:
 
 
 class Plain(gym.vector.VectorWrapper):
-    """Some vector environments return flags as numbers, or the same info at each step."""
+    """Some vector environments return flags as numbers, or one info dictionary for all steps."""
 
     def step(self, actions):
         obs, rewards, terminated, truncated, info = self.env.step(actions)

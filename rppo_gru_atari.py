@@ -80,7 +80,7 @@ class Args:
     anneal_lr: bool = True  # the learning rate falls linearly to 0
     clip_coef: float = 0.1  # epsilon of the surrogate
     ent_coef: float = 0.01  # weight of the entropy bonus
-    vf_coef: float = 0.5  # weight of the value loss, 0.5 (V - R)^2; Stable-Baselines3 has no 0.5
+    vf_coef: float = 0.5  # weight of the value loss, 0.5 (V - R)^2; Stable-Baselines3: (V - R)^2
     max_grad_norm: float = 0.5  # gradients are clipped to this norm
     target_kl: float | None = None  # an update ends when the estimated KL exceeds 1.5 times this
 
@@ -131,7 +131,7 @@ class ResetGRU(nn.Module):
         self.reset = nn.Buffer(torch.tensor([0.0] * input_size + [0.0, -1e4]), persistent=False)
 
     def initial_state(self, num_envs: int) -> Tensor:
-        """Of any memory: zeros (rows, N, ...). Here h alone, (1, N, H)."""
+        """Zeros: h, (1, N, H). Of another memory (rows, N, ...)."""
         return self.reset.new_zeros(1, num_envs, self.cell.hidden_size)
 
     def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -256,8 +256,8 @@ class Agent(nn.Module):
 def sample(log_pi: Tensor) -> Tensor:
     """Log-probabilities (..., A) -> actions (...), by an exponential race: if E_a ~ Exp(1),
     p_a / E_a is the largest with probability p_a. Four times as fast as Categorical.sample."""
-    noise = torch.empty(log_pi.shape).exponential_().to(log_pi.device)
-    return (log_pi.exp() / noise).argmax(-1)
+    noise = torch.empty(log_pi.shape).exponential_()  # on the CPU: agent.pt holds its generator
+    return (log_pi.exp() / noise.to(log_pi.device)).argmax(-1)
 
 
 def select(log_pi: Tensor, actions: Tensor) -> Tensor:
@@ -380,6 +380,7 @@ def train(args: Args) -> Agent:
                 lives = info["lives"]
         with torch.inference_mode():  # gru_state stays: the next rollout begins with this step
             _, values[T], _ = agent.step(tensor(obs[T]), gru_state)
+            old_logprobs = select(torch.stack(log_pis), actions)  # all T at once: faster
         check_finite("rewards", rewards)
 
         # Advantages
@@ -395,11 +396,10 @@ def train(args: Args) -> Agent:
         # Update, in minibatches of whole sequences
         remaining = 1 - run.step / args.total_timesteps if args.anneal_lr else 1
         optimizer.param_groups[0]["lr"] = remaining * args.learning_rate
-        old_logprobs = select(torch.stack(log_pis), actions)  # of the policy that acted
-        s_obs = to_sequences(tensor(obs[:T]), L)  # (L, S, C, 84, 84), and so on
+        s_obs = to_sequences(tensor(obs[:T]), L)  # s_: in sequences, (L, S, C, 84, 84) and so on
         s_final = to_sequences(tensor(final[:T]), L)
         s_actions = to_sequences(actions, L)
-        s_logprob = to_sequences(old_logprobs, L)
+        s_old_logprob = to_sequences(old_logprobs, L)
         s_advantage = to_sequences(tensor(advantages), L)
         s_return = to_sequences(tensor(returns), L)
         s_state = gru_states.transpose(0, 1).flatten(1, 2)  # (1, S, H), before each sequence
@@ -409,7 +409,7 @@ def train(args: Args) -> Agent:
             logprob, batch_entropy, value = agent.evaluate_actions(
                 s_obs[:, batch], s_state[:, batch], s_final[:, batch], s_actions[:, batch]
             )
-            old_logprob = s_logprob[:, batch][batch_valid]  # (M,), and so on
+            old_logprob = s_old_logprob[:, batch][batch_valid]  # (M,), and so on
             advantage = s_advantage[:, batch][batch_valid]
             return_ = s_return[:, batch][batch_valid]
 
@@ -488,8 +488,8 @@ EVALUATION = 2**40  # in a step's place: no run has so many steps
 
 
 def env_seed(*key: int) -> int:
-    """The seed of environments. Different keys, (seed, step), share no episode: plain sums would,
-    since Gymnasium gives environment i the seed + i."""
+    """The environments' seed, hashed from a key, (seed, step). Gymnasium adds i for the i-th:
+    from seeds 1 and 2 themselves two runs would share most of their episodes."""
     return int(np.random.SeedSequence(key).generate_state(1)[0] % 2**30)
 
 

@@ -72,7 +72,7 @@ class Args:
     norm_obs: bool = False  # normalise observations; turn it on for scales far from 1
     norm_reward: bool = True  # divide rewards by the standard deviation of returns
 
-    encoder_size: int = 64  # units of the layer before the LSTM
+    encoder_size: int = 64  # units of the layer before the LSTM (F)
     hidden_size: int = 128  # units of the LSTM (H)
     ablate_memory: bool = False  # a control: no state between steps, L = 1
 
@@ -80,7 +80,7 @@ class Args:
     anneal_lr: bool = True  # the learning rate falls linearly to 0
     clip_coef: float = 0.2  # epsilon of the surrogate
     ent_coef: float = 0.0  # weight of the entropy bonus
-    vf_coef: float = 0.5  # weight of the value loss, 0.5 (V - R)^2; Stable-Baselines3 has no 0.5
+    vf_coef: float = 0.5  # weight of the value loss, 0.5 (V - R)^2; Stable-Baselines3: (V - R)^2
     max_grad_norm: float = 0.5  # gradients are clipped to this norm
     target_kl: float | None = None  # an update ends when the estimated KL exceeds 1.5 times this
 
@@ -129,7 +129,7 @@ class ResetLSTM(nn.Module):
         self.reset = nn.Buffer(torch.tensor([0.0] * input_size + [-1e4]), persistent=False)
 
     def initial_state(self, num_envs: int) -> Tensor:
-        """Of any memory: zeros (rows, N, ...). Here h and c, (2, N, H)."""
+        """Zeros: h and c, (2, N, H). Of another memory (rows, N, ...)."""
         return self.reset.new_zeros(2, num_envs, self.cell.hidden_size)
 
     def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -231,8 +231,8 @@ class Agent(nn.Module):
 def sample(log_pi: Tensor) -> Tensor:
     """Log-probabilities (..., A) -> actions (...), by an exponential race: if E_a ~ Exp(1),
     p_a / E_a is the largest with probability p_a. Four times as fast as Categorical.sample."""
-    noise = torch.empty(log_pi.shape).exponential_().to(log_pi.device)
-    return (log_pi.exp() / noise).argmax(-1)
+    noise = torch.empty(log_pi.shape).exponential_()  # on the CPU: agent.pt holds its generator
+    return (log_pi.exp() / noise.to(log_pi.device)).argmax(-1)
 
 
 def select(log_pi: Tensor, actions: Tensor) -> Tensor:
@@ -388,6 +388,7 @@ def train(args: Args) -> Agent:
             final[t + 1] = terminated[t] | truncated[t]
         with torch.inference_mode():  # lstm_state stays: the next rollout begins with this step
             _, values[T], _ = agent.step(tensor(obs[T]), lstm_state)
+            old_logprobs = select(torch.stack(log_pis), actions)  # all T at once: faster
         check_finite("obs", obs)
         check_finite("rewards", rewards)
 
@@ -406,11 +407,10 @@ def train(args: Args) -> Agent:
         # Update, in minibatches of whole sequences
         remaining = 1 - run.step / args.total_timesteps if args.anneal_lr else 1
         optimizer.param_groups[0]["lr"] = remaining * args.learning_rate
-        old_logprobs = select(torch.stack(log_pis), actions)  # of the policy that acted
-        s_obs = to_sequences(tensor(obs[:T]), L)  # (L, S, n), and so on
+        s_obs = to_sequences(tensor(obs[:T]), L)  # s_: in sequences, (L, S, n) and so on
         s_final = to_sequences(tensor(final[:T]), L)
         s_actions = to_sequences(actions, L)
-        s_logprob = to_sequences(old_logprobs, L)
+        s_old_logprob = to_sequences(old_logprobs, L)
         s_advantage = to_sequences(tensor(advantages), L)
         s_return = to_sequences(tensor(returns), L)
         s_state = lstm_states.transpose(0, 1).flatten(1, 2)  # (2, S, H), before each sequence
@@ -420,7 +420,7 @@ def train(args: Args) -> Agent:
             logprob, batch_entropy, value = agent.evaluate_actions(
                 s_obs[:, batch], s_state[:, batch], s_final[:, batch], s_actions[:, batch]
             )
-            old_logprob = s_logprob[:, batch][batch_valid]  # (M,), and so on
+            old_logprob = s_old_logprob[:, batch][batch_valid]  # (M,), and so on
             advantage = s_advantage[:, batch][batch_valid]
             return_ = s_return[:, batch][batch_valid]
 
@@ -438,7 +438,7 @@ def train(args: Args) -> Agent:
                 break
             optimizer.step()
 
-        if args.norm_obs:  # not earlier: the policy acted with the old statistics
+        if args.norm_obs:  # not earlier: the policy acted with the old statistics, at first none
             agent.obs_stats.update(tensor(obs[:T][valid]))
         run.step += count_steps(valid)
         if metrics:  # else every step was final
@@ -501,8 +501,8 @@ EVALUATION = 2**40  # in a step's place: no run has so many steps
 
 
 def env_seed(*key: int) -> int:
-    """The seed of environments. Different keys, (seed, step), share no episode: plain sums would,
-    since Gymnasium gives environment i the seed + i."""
+    """The environments' seed, hashed from a key, (seed, step). Gymnasium adds i for the i-th:
+    from seeds 1 and 2 themselves two runs would share most of their episodes."""
     return int(np.random.SeedSequence(key).generate_state(1)[0] % 2**30)
 
 
@@ -519,7 +519,7 @@ def to_env(actions: Tensor, space) -> np.ndarray:
 
 
 class Plain(gym.vector.VectorWrapper):
-    """Some vector environments return flags as numbers, or the same info at each step."""
+    """Some vector environments return flags as numbers, or one info dictionary for all steps."""
 
     def step(self, actions):
         obs, rewards, terminated, truncated, info = self.env.step(actions)

@@ -22,9 +22,9 @@ mode NEXT_STEP). We call that step final:
 A final step counts in no loss: its action did nothing. But its value, computed with the memory
 that the agent has there, stands for the rewards that a time limit cut off.
 
-Shapes: T time steps, N environments; M steps that count; n numbers in an observation, F features, H
-hidden units; A discrete actions, or K components of a real-valued one; P parameters. The LSTM reads
-B = N sequences of L = T steps.
+Shapes: T time steps, N environments; M steps that count; n numbers in an observation, F features
+(after an LSTM, its H hidden units); A discrete actions, or K components of a real-valued one; P
+parameters. The LSTM reads B = N sequences of L = T steps.
 """
 
 import json
@@ -72,7 +72,7 @@ class Args:
     norm_obs: bool = True  # normalise observations by their running mean and variance
     norm_reward: bool = True  # divide rewards by the standard deviation of returns
 
-    encoder_size: int = 64  # units of both layers of encoder and critic
+    encoder_size: int = 64  # units of both layers of encoder and critic (F)
     memory: Literal["none", "lstm"] = "none"  # between the policy's encoder and its actor
     hidden_size: int = 64  # units of the LSTM (H)
     log_std_init: float = 0.0  # initial log standard deviation of the noise in actions
@@ -114,7 +114,7 @@ PRESETS: dict = {  # values for a task, (env_id, mask_velocity), in place of the
     ("Hopper-v5", False): dict(ZOO, target_kl=0.03, cg_damping=0.3),
     ("Walker2d-v5", False): dict(ZOO, target_kl=0.06, cg_damping=0.6),
 }  # fmt: skip
-# What is logged of the policy's step, and of the critic's passes
+# What is logged of the policy's step (approx_kl is exact here), and of the critic's passes
 METRICS = (
     "approx_kl", "improvement", "expected_improvement", "step_fraction", "entropy", "value_loss",
 )  # fmt: skip
@@ -151,7 +151,7 @@ class ResetLSTM(nn.Module):
         self.reset = nn.Buffer(torch.tensor([0.0] * input_size + [-1e4]), persistent=False)
 
     def initial_state(self, num_envs: int) -> Tensor:
-        """Of any memory: zeros (rows, N, ...). Here h and c, (2, N, H)."""
+        """Zeros: h and c, (2, N, H). Of another memory (rows, N, ...)."""
         return self.reset.new_zeros(2, num_envs, self.cell.hidden_size)
 
     def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -366,7 +366,8 @@ def flat_gradient(y: Tensor, parameters, **options) -> Tensor:
 
 
 def fisher_vector_product(kl_gradient: Tensor, parameters, damping: float, v: Tensor) -> Tensor:
-    """(F + damping I) v. F (P, P), the Hessian of the KL, isn't built: F v = grad(grad KL . v)."""
+    """(F + damping I) v. F, here the Fisher matrix (P, P), is the KL's Hessian. It isn't built:
+    F v = grad(grad KL . v)."""
     return flat_gradient(kl_gradient @ v, parameters, retain_graph=True) + damping * v
 
 
@@ -443,7 +444,7 @@ def trpo_step(agent: Agent, args: Args, rollout: dict, actions, advantage):
     direction = conjugate_gradient(fvp, gradient, args.cg_max_steps)
     # 3. The longest step along d in the trust region: step' F step / 2 = target_kl, F with damping
     curvature = direction @ fvp(direction)
-    scale = (2 * args.target_kl / curvature).sqrt() if curvature > 0 else 0.0
+    scale = (2 * args.target_kl / curvature).sqrt() if curvature > 0 else 0.0  # no step
     step = scale * direction
     # 4. That was a quadratic model. The true KL and surrogate decide how much of it is taken.
     kl, improvement, fraction = line_search(policy, old, parameters, args, actions, advantage, step)
@@ -541,7 +542,7 @@ def train(args: Args) -> Agent:
             value_loss = fit_critic(agent.critic, args, optimizer, critic_inputs, return_)
             metrics.append(torch.tensor([*row, value_loss]))  # as in METRICS
 
-        if args.norm_obs:  # not earlier: the policy acted with the old statistics
+        if args.norm_obs:  # not earlier: the policy acted with the old statistics, at first none
             agent.obs_stats.update(tensor(obs[:T][valid]))
         run.step += count_steps(valid)
         if metrics:  # else every step was final
@@ -571,14 +572,14 @@ def check_args(args: Args) -> None:
         flag = f"--{name.replace('_', '-')} {value!r}"
         if isinstance(getattr(Args, name), (int, float)):  # YAML makes a string of 1e-3
             check(not isinstance(value, str), f"{flag}: is a string, and must be a number")
-        if name.startswith("num_") or name.endswith(("_size", "_epochs", "_timesteps")):
+        if name.startswith("num_") or name.endswith(("_size", "_timesteps", "_updates", "_factor")):
             check(value > 0, f"{flag}: must be positive")
-        if name.endswith(("_rate", "_coef", "_norm", "_kl", "_len", "gamma", "lambda", "seed")):
+        if name.endswith(("_rate", "_kl", "_damping", "gamma", "lambda", "seed")):
             check(value is None or value >= 0, f"{flag}: must not be negative, nor NaN")
     check(max(args.gamma, args.gae_lambda) <= 1, "--gamma, --gae-lambda: must not be above 1")
     check(not args.cuda or torch.cuda.is_available(), "--cuda: torch finds no GPU")
     factor = args.line_search_shrinking_factor
-    check(0 < factor <= 1, f"--line-search-shrinking-factor {factor}: must be from 0 to 1")
+    check(factor <= 1, f"--line-search-shrinking-factor {factor}: must not be above 1")
 
 
 def check_finite(name: str, x: np.ndarray) -> None:
@@ -597,8 +598,8 @@ EVALUATION = 2**40  # in a step's place: no run has so many steps
 
 
 def env_seed(*key: int) -> int:
-    """The seed of environments. Different keys, (seed, step), share no episode: plain sums would,
-    since Gymnasium gives environment i the seed + i."""
+    """The environments' seed, hashed from a key, (seed, step). Gymnasium adds i for the i-th:
+    from seeds 1 and 2 themselves two runs would share most of their episodes."""
     return int(np.random.SeedSequence(key).generate_state(1)[0] % 2**30)
 
 
@@ -619,7 +620,7 @@ def to_env(actions: Tensor, space) -> np.ndarray:
 
 
 class Plain(gym.vector.VectorWrapper):
-    """Some vector environments return flags as numbers, or the same info at each step."""
+    """Some vector environments return flags as numbers, or one info dictionary for all steps."""
 
     def step(self, actions):
         obs, rewards, terminated, truncated, info = self.env.step(actions)

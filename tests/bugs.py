@@ -79,7 +79,7 @@ BUGS = [
     Bug("the ratio is clipped on one side", LSTM, "ppo_loss", "clamp(1 - clip_coef, 1 + clip_coef)", "clamp(max=1 + clip_coef)", number("ppo_loss_is_equation_7")),
     Bug("the surrogate isn't clipped", LSTM, "ppo_loss", "clipped * advantage)", "ratio * advantage)", number("ppo_loss_is_equation_7")),
     Bug("the KL estimate can be negative", LSTM, "ppo_loss", "(ratio - 1 - log_ratio).mean()", "(-log_ratio).mean()", number("ppo_loss_is_equation_7")),
-    Bug("the ratio compares the new policy with itself", LSTM, "train", "old_logprob = s_logprob[:, batch][batch_valid]", "old_logprob = logprob.detach()", train("lstm")),
+    Bug("the ratio compares the new policy with itself", LSTM, "train", "old_logprob = s_old_logprob[:, batch][batch_valid]", "old_logprob = logprob.detach()", train("lstm")),
     Bug("the value loss has lost its half", LSTM, "train", "0.5 * (value - return_)", "1.0 * (value - return_)", train("lstm")),
     Bug("entropy is punished", LSTM, "train", "- args.ent_coef", "+ args.ent_coef", train("lstm")),
     Bug("entropy has the wrong sign", LSTM, "entropy", "-(log_pi", "(log_pi", number("the_distribution_of_actions")),

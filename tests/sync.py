@@ -40,6 +40,7 @@ EXCEPTIONS = {
     "count_steps": ([PPO + TRPO, MPI], "of all ranks"),
     "train": (EACH, "each algorithm has its own story"),
     "check_args": ([LSTM + ATARI, CONTINUOUS, TRPO, MPI], "each checks its own flags"),
+    "check_sequences": ([PPO, MPI], "ppo1 normalises advantages over a rollout, not a minibatch"),
     "check_actions": ([LSTM, CONTINUOUS, TRPO + MPI], "each has its own actions"),
     "to_env": ([LSTM + ATARI, CONTINUOUS, TRPO + MPI], "real-valued actions are clipped"),
     "make_envs": ([LSTM + CONTINUOUS + TRPO, MPI, ATARI], "a rank has one; ale_py's games"),
