@@ -27,12 +27,8 @@ def render(out: Path) -> None:
         if not path.is_file() or path.suffix in (".py", ".pyc"):
             continue
         try:
-            pages[name] = path.read_bytes()
-            if path.suffix == ".md":
-                text = path.read_text()
-                if path.parent.name == "reading":
-                    text = text.replace("\n## ", f"\n{{{{ notes {path.stem} }}}}\n\n## ", 1)
-                pages[name] = fill(text).encode()
+            markdown = path.suffix == ".md"
+            pages[name] = fill(path.read_text()).encode() if markdown else path.read_bytes()
         except (ValueError, SyntaxError, OSError) as error:
             raise ValueError(f"docs/{name}: {error}") from error
     for path in all_recipes():
@@ -56,19 +52,26 @@ def configuration(pages: dict[str, bytes]) -> str:
     for name in listed:
         if name not in pages:
             raise ValueError(f"zensical.toml lists {name}, which does not exist")
-    kinds = {f"recipes/{path.stem}.md": path.parent.name for path in all_recipes()}
-    order = [*kinds, *sorted(name for name in pages if name.endswith(".md"))]
-    entries: dict[str, dict[str, str]] = {"recipes": {}, "exercises": {}, "else": {}}
-    for name in dict.fromkeys(name for name in order if name not in listed):
-        title = pages[name].decode().split("\n")[0].removeprefix("# ").replace("`", "")
-        place = name.split("/")[0] if name.startswith(("recipes/", "exercises/")) else "else"
-        kind = kinds.get(name, "").removeprefix("recipes")
-        entry = f"        {{ {json.dumps(title)} = {json.dumps(name)} }},\n"
-        entries[place][kind] = entries[place].get(kind, "") + entry
-    for place, groups in entries.items():
+
+    def entries(names) -> str:
         text = ""
-        for kind, lines in groups.items():
-            text += f"        {{ {json.dumps(kind)} = [\n{lines}        ] }},\n" if kind else lines
+        for name in names:
+            title = pages[name].decode().split("\n")[0].removeprefix("# ").replace("`", "")
+            text += f"        {{ {json.dumps(title)} = {json.dumps(name)} }},\n"
+        return text
+
+    folders: dict[str, list[str]] = {}
+    for path in all_recipes():
+        folders.setdefault(path.parent.name, []).append(f"recipes/{path.stem}.md")
+    recipes = ""
+    for folder, names in folders.items():
+        group = f'        {{ "{folder}" = [\n{entries(names)}        ] }},\n'
+        recipes += entries(names) if folder == "recipes" else group  # use.py is in no folder
+    left = sorted(x for x in pages if x.endswith(".md") and x not in listed)
+    exercises = [name for name in left if name.startswith("exercises/")]
+    others = [name for name in left if not name.startswith(("exercises/", "recipes/"))]
+    texts = {"recipes": recipes, "exercises": entries(exercises), "else": entries(others)}
+    for place, text in texts.items():
         config = config.replace(f"        # pages of {place}\n", text)
     return config
 

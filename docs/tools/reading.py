@@ -2,7 +2,6 @@
 
     {{ source SCRIPT.NAME }}    that class, function or method (SCRIPT.CLASS.NAME) of SCRIPT.py
     {{ flags SCRIPT }}          every flag with its default and help
-    {{ recipes KIND }}          the recipes of docs/recipes/KIND, each of which gets a page; or all
     {{ notes SCRIPT }}          SCRIPT.py, beside the notes that follow, to {{ end }} or to the end
     {{ results NAME NAME }}, {{ throughput SECTION }}, {{ gpu SECTION }}, {{ detail NAME; NAME }},
     {{ exercise NAME }}, {{ memory WHAT }}      tables of benchmarks/report.py
@@ -18,6 +17,7 @@ import html
 import re
 import sys
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -121,15 +121,14 @@ def notes(name: str, markdown: str) -> str:
             keys.insert(0, block)
         cuts = [0]
         for key in keys[1:]:
-            at = next(i for i, r in enumerate(rows) if (r.kind, r.number) in kinds(places[key] + 1))
+            number = places[key] + 1
+            at = next(i for i, r in enumerate(rows) if r.number == number and r.kind != "del")
             while rows[at - 1].kind == "del":  # what the line takes the place of
                 at -= 1
             cuts.append(at)
         for key, first, after in zip(keys, cuts, [*cuts[1:], len(rows)]):
             keep = {places[k] + 1 for k in keys[1:]}
-            code = shorten(rows[first:after], keep, PARENTS[name]) if PARENTS[name] else [
-                line(row) for row in rows[first:after]
-            ]  # fmt: skip
+            code = shorten(rows[first:after], keep, PARENTS[name])
             shown.append((key, pair(code, key, found.get(key, ""))))
     blocks_shown = [title for title, _ in shown if title in script.sections and "." not in title]
     links = [f"[{title}](#{anchor(title)})" for title in blocks_shown]
@@ -140,10 +139,6 @@ def notes(name: str, markdown: str) -> str:
         gone = [block for block in read(parent).sections if block not in others]
         ends += [f"Only in {parent}.py: {quoted(gone)}."] if gone else []
     return "\n\n".join([intro, menu, *(text for _, text in shown), *ends, ""])
-
-
-def kinds(number: int) -> set[tuple[str, int]]:
-    return {("same", number), ("add", number)}
 
 
 def quoted(names: list[str]) -> str:
@@ -193,22 +188,20 @@ def difference(script: Script, parent: Script, block: str, former: str) -> list[
 
 
 def shorten(rows: list[Row], keep: set[int], parent: str) -> list[str]:
-    """The rows as HTML; unchanged ones further than CONTEXT from a change, and not in keep, are
-    left out, unless it would be one alone."""
+    """The rows as HTML. Beside a parent, unchanged ones further than CONTEXT from a change, and not
+    in keep, are left out, unless it would be one alone."""
+    if not parent:
+        return [line(row) for row in rows]
     changed = [i for i, row in enumerate(rows) if row.kind != "same" or row.number in keep]
     near = {j for i in changed for j in range(i - CONTEXT, i + CONTEXT + 1)} | {-1, len(rows)}
     near |= {i for i in range(len(rows)) if {i - 1, i + 1} <= near}
     shown = []
-    left_out = 0
-    for i, row in enumerate([*rows, None]):
-        if row is not None and i not in near:
-            left_out += 1
-            continue
-        if left_out:
+    for is_near, group in groupby(range(len(rows)), key=near.__contains__):
+        if is_near:
+            shown += [line(rows[i]) for i in group]
+        else:
+            left_out = len([*group])
             shown.append(f'<span class="gap">{left_out} lines as in {parent}.py</span>\n')
-            left_out = 0
-        if row is not None:
-            shown.append(line(row))
     return shown
 
 
@@ -242,23 +235,10 @@ def flags(name: str) -> str:
 FOLDERS = "networks", "memory", "inputs", "tasks", "training", "logging", "after", "recipes"
 
 
-def all_recipes(kind: str = "") -> list[Path]:
-    """The recipes of a folder, or all: folder by folder."""
-    found = (ROOT / "docs/recipes" / kind).rglob("*.py")
+def all_recipes() -> list[Path]:
+    """Folder by folder. Each gets a page."""
+    found = (ROOT / "docs/recipes").rglob("*.py")
     return sorted(found, key=lambda path: (FOLDERS.index(path.parent.name), path.stem))
-
-
-def recipe_parts(path: Path) -> tuple[str, str, str]:
-    """The first sentence or line of its docstring, the rest as Markdown, and the code below it."""
-    text = path.read_text()
-    module = ast.parse(text)
-    docstring = ast.get_docstring(module)
-    if not docstring:
-        raise ValueError(f"{path.name} has no docstring")
-    title, _, rest = docstring.partition("\n\n")
-    rest = re.sub(r"(?m)^(?:    .*\n?)+", lambda m: fenced(m[0]), rest)
-    code = "\n".join(text.splitlines()[module.body[0].end_lineno :]).strip("\n")
-    return " ".join(title.split()).rstrip("."), rest, code
 
 
 def fenced(indented: str) -> str:
@@ -267,22 +247,14 @@ def fenced(indented: str) -> str:
     return "\n".join([f"```{'bash' if command else 'text'}", *lines, "```\n"])
 
 
-def recipes(kind: str) -> str:
-    """A table; where there are several folders, their names are rows of it."""
-    found = all_recipes(kind)
-    if not found:
-        raise ValueError(f"docs/recipes has no {kind}")
-    lines = ["| recipe | what it does |", "|---|---|"]
-    for path, before in zip(found, [None, *found]):
-        folder = path.parent.name
-        if not kind and (before is None or before.parent.name != folder):
-            lines.append(f"| **{folder.replace('recipes', 'the driver')}** | |")
-        lines.append(f"| [{path.stem}](recipes/{path.stem}.md) | {recipe_parts(path)[0]} |")
-    return "\n".join(lines)
-
-
 def recipe_page(path: Path) -> str:
-    title, rest, code = recipe_parts(path)
+    """The first sentence of its docstring, the rest as Markdown, and the code below it."""
+    text = path.read_text()
+    module = ast.parse(text)
+    title, _, rest = (ast.get_docstring(module) or path.stem).partition("\n\n")
+    title = " ".join(title.split()).rstrip(".")
+    rest = re.sub(r"(?m)^(?:    .*\n?)+", lambda m: fenced(m[0]), rest)
+    code = "\n".join(text.splitlines()[module.body[0].end_lineno :]).strip("\n")
     where = path.relative_to(ROOT)
     return f'# {path.stem}\n\n{title}.\n\n{rest}\n\n```python title="{where}"\n{code}\n```\n'
 
@@ -315,7 +287,7 @@ def equation(shown: str) -> str:
 
 
 KINDS = {
-    "source": source, "flags": flags, "recipes": recipes, "results": report.results,
+    "source": source, "flags": flags, "results": report.results,
     "throughput": report.throughput, "gpu": report.gpu, "detail": report.detail,
     "exercise": report.exercise, "memory": report.memory,
 }  # fmt: skip
