@@ -1,7 +1,8 @@
 """Recall: agents with different memories, trained on short episodes and tested on long ones.
 
-    python benchmarks/memories.py       # results/recall.csv, then docs/img/recall.svg
-    python benchmarks/memories.py draw  # the picture alone
+    python benchmarks/memories.py        # results/recall.csv
+    python benchmarks/memories.py speed  # results/throughput.csv
+    python benchmarks/memories.py draw   # docs/img/recall.svg
 
 The first observation shows a cue, -1 or 1; the action at the last step must name it. An agent is
 trained once and tested on episodes of each of LENGTHS. `gap` says how far apart its state is after
@@ -19,8 +20,8 @@ from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
+import report
 import rows
-import torch
 from rows import RESULTS, ROOT
 
 LENGTHS = 10, 30, 100, 300, 1000, 3000, 10_000
@@ -128,13 +129,12 @@ def gap(state) -> float:
 
 def ends(agent, N: int = 20) -> int:
     """In how many states, a hundredth of their size apart, random ones end up."""
-    state = agent.initial_state(N)
-    state = 3 * torch.randn(state.shape, generator=torch.Generator().manual_seed(0))
+    state = agent.initial_state(N).normal_(0, 3)
     nothing = observe(np.zeros(N), False, False, np.zeros((2, N)))
     for _ in range(3000):
         _, state = agent.predict(nothing, state)
     rest = state.movedim(1, 0).flatten(1)  # (N, numbers)
-    near = torch.cdist(rest, rest) < 0.01 * rest.norm(dim=1).mean()
+    near = (rest - rest[:, None]).norm(dim=-1) < 0.01 * rest.norm(dim=1).mean()
     return len(near.unique(dim=0))
 
 
@@ -216,6 +216,69 @@ def speed(repeats: int = 3, steps: int = 16_384) -> None:
         rows.append(RESULTS / "throughput.csv", rows.SPEED, [row])
 
 
+# --- docs/concepts/trained-on-10.md and docs/which-memory.md ---
+def recall(words: str) -> str:
+    """Agents trained on episodes of that many steps, with that distraction, as a table: the share of
+    right answers, a mean over seeds."""
+    trained, _, distraction = words.partition(" ")
+    body = {}
+    for row in rows.read(RESULTS / "recall.csv"):
+        if (row["trained"], row["distraction"]) == (trained, distraction):
+            body.setdefault(row["memory"], {}).setdefault(row["tested"], []).append(row["score"])
+    lines = []
+    for memory in sorted(body, key=[*MEMORIES].index):
+        means = [np.mean([float(x) for x in body[memory][str(n)]]) for n in LENGTHS]
+        seeds = len(body[memory][str(LENGTHS[0])])
+        lines.append([f"{memory} ({seeds})", *(f"{x:.2f}" for x in means)])
+    return report.markdown(["tested on", *(f"{n:,}" for n in LENGTHS)], lines)
+
+
+METHODS = dict(zip(MEMORIES, ("lstm", "gru", "min_gru", "lru", "attention", "frames")))
+COMPARED = {  # tasks, and others that have the rows of some of their methods already
+    "memories-cartpole-masked": "cartpole-masked",
+    "memories-pendulum-masked": "pendulum-masked",
+    "memories-poc-memory": "poc-memory",
+    "memories-repeat-first": "memories-repeat-first",
+    "memories-repeat-previous": "memories-repeat-previous",
+}
+
+
+def compared(_: str = "") -> str:
+    """Each memory's returns, steps a second of CPU time, and numbers that are trained."""
+    tasks = {task: report.runs(old) | report.runs(task) for task, old in COMPARED.items()}
+    tasks = {task: found for task, found in tasks.items() if "min_gru" in found}
+    speeds = report.speeds("memories").get("CartPole without velocities", {})
+    body = []
+    for memory, method in METHODS.items():
+        found = [report.scores(of.get(method, [])) for of in tasks.values()]
+        row = speeds.get(memory, {"median": "nan", "note": "CPU time,  parameters"})
+        numbers = f"{float(row['median']):,.0f}", row["note"].split(" ")[2]
+        body.append([memory, *map(report.counted, found), *numbers])
+    titles = [rows.TASKS[task].title for task in tasks]
+    return report.markdown(["", *titles, "steps a second", "parameters"], body)
+
+
+def draw() -> None:
+    """docs/img/recall.svg: right answers, and what is left of the difference between two cues."""
+    figure, (right, apart) = report.plt.subplots(1, 2, figsize=(9.2, 3.3))
+    for memory, color in zip([name for name in MEMORIES if "," not in name], report.COLORS):
+        found: dict[int, list] = {}
+        for row in rows.read(RESULTS / "recall.csv"):
+            if (row["memory"], row["trained"], row["distraction"]) == (memory, "10", "no"):
+                found.setdefault(int(row["tested"]), []).append((row["score"], row["gap"]))
+        lengths = sorted(found)
+        scores, gaps = np.moveaxis(np.array([found[n] for n in lengths], float), -1, 0)
+        label = f"{memory} ({scores.shape[1]})"
+        right.plot(lengths, scores.mean(1), "o-", color=color, markersize=4, label=label)
+        if gaps.any():
+            apart.plot(lengths, np.maximum(gaps, 1e-8), color=color)
+    right.set(title="right answers", xscale="log", xlabel="steps of an episode")
+    apart.set(title="how far apart the two memories are", xscale="log", yscale="log")
+    apart.set(xlabel="steps since the episode began")
+    right.legend(fontsize=8)
+    report.save(figure, "recall")
+
+
 if __name__ == "__main__":
     os.environ.setdefault("TQDM_DISABLE", "1")
-    {"": measure, "speed": speed}[" ".join(sys.argv[1:])]()
+    {"": measure, "draw": draw, "speed": speed}[" ".join(sys.argv[1:])]()
