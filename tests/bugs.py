@@ -15,6 +15,8 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,13 +45,8 @@ def train(case: str) -> str:
     return f"test_train.py::test_train_is_the_algorithm_written_out[{case}]"
 
 
-LSTM, CONTINUOUS, ATARI, TRPO, MPI = (
-    "rppo_lstm",
-    "rppo_continuous",
-    "rppo_gru_atari",
-    "trpo",
-    "ppo1_mpi",
-)
+LSTM, CONTINUOUS, ATARI = "rppo_lstm", "rppo_continuous", "rppo_gru_atari"
+TRPO, MPI = "trpo", "ppo1_mpi"
 LOOP = "test_recurrence.py::test_outputs_and_gradients_are_the_loops"
 EXACTLY_ZERO = (
     "test_recurrence.py::test_after_a_final_step_the_state_is_exactly_zero_and_no_gradient_passes"
@@ -217,7 +214,7 @@ BUGS = [
     Bug("resuming forgets the random numbers", LSTM, "Run.restore", '        torch.set_rng_state(saved["rng"])\n', "", RESUMED.format(LSTM)),
     Bug("TensorBoard keeps points from after the saved step", LSTM, "Run.__init__", ", purge_step=self.step + 1", "", RESUMED.format(LSTM)),
     Bug("Args of a resumed run make new runs resume it, too", LSTM, "Run.contents", "replace(self.args, resume=None, play=None, render=\"human\")", "self.args", RESUMED.format(LSTM)),
-    Bug("the control's Args train the agent with sequences of one step", LSTM, "train", "    check_sequences(args, L)\n", "    check_sequences(args, L)\n    args.seq_len = L\n", run("args_are_a_wish_that_a_run_never_writes_to")),
+    Bug("the control's Args train the agent with sequences of one step", LSTM, "train", "    check_sequences(args, L)\n", "    check_sequences(args, L)\n    args.seq_len = L\n", train("lstm, the control")),
     Bug("agent.pt is written in place", LSTM, "Run.save", 'torch.save(self.contents(), self.dir / "agent.tmp")', 'torch.save(self.contents(), self.dir / "agent.pt"); torch.save(self.contents(), self.dir / "agent.tmp")', run("a_full_disk_leaves_the_last_good_file[rppo_lstm]")),
     Bug("agent.pt may run code", LSTM, "load", "weights_only=True", "weights_only=False", run("files_that_cannot_be_used[rppo_lstm]")),
     Bug("a run is saved at its end alone", LSTM, "Run.log", "> 60", "> 6e9", run("what_a_run_leaves[rppo_lstm]")),
@@ -270,19 +267,9 @@ def attempt(bug: Bug, folder: Path) -> int:
     support.ROOT = root
     sys.path[:] = [str(root), *sys.path]
     os.chdir(root)
-    options = [
-        "-x",
-        "-q",
-        "-o",
-        "addopts=",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:xdist",
-        "-c",
-        os.devnull,
-    ]
-    return int(pytest.main([*options, f"--rootdir={root}", f"tests/{bug.test}"]))
+    options = "-x -q -o addopts= -p no:cacheprovider -p no:xdist".split()
+    place = ["-c", os.devnull, f"--rootdir={root}", f"tests/{bug.test}"]
+    return int(pytest.main([*options, *place]))
 
 
 def tried(bugs: list[Bug], at_once: int = 2, patience: float = 150) -> int:
@@ -301,8 +288,6 @@ def tried(bugs: list[Bug], at_once: int = 2, patience: float = 150) -> int:
                     try:
                         code = attempt(bug, place)
                     except BaseException:
-                        import traceback
-
                         traceback.print_exc()
                     finally:
                         sys.stdout.flush()
@@ -313,10 +298,8 @@ def tried(bugs: list[Bug], at_once: int = 2, patience: float = 150) -> int:
                 late = time.time() - start > patience
                 if not done and not late:
                     continue
-                try:  # what it has started, too
+                with suppress(ProcessLookupError):  # what it has started, too
                     os.killpg(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
                 if not done:
                     os.waitpid(pid, 0)
                 del running[pid]
@@ -324,27 +307,20 @@ def tried(bugs: list[Bug], at_once: int = 2, patience: float = 150) -> int:
                 seen = {None: "hangs", 0: "SURVIVED", 1: "caught"}.get(code, "BROKEN")
                 seen = "caught" if code is not None and code < 0 else seen  # the process dies
                 unnoticed += seen in ("SURVIVED", "BROKEN")
-                print(
-                    f"{seen:9} {time.time() - start:5.1f} s  {bug.script:15} {bug.title}",
-                    flush=True,
-                )
+                took = time.time() - start
+                print(f"{seen:9} {took:5.1f} s  {bug.script:15} {bug.title}", flush=True)
                 if seen == "BROKEN":
                     print((place / "output").read_text()[-1500:])
                 shutil.rmtree(place)
             time.sleep(0.02)
-    print(
-        f"{len(bugs) - unnoticed} of {len(bugs)} caught, {(time.time() - began) / 60:.1f} minutes"
-    )
+    minutes = (time.time() - began) / 60
+    print(f"{len(bugs) - unnoticed} of {len(bugs)} caught, {minutes:.1f} minutes")
     return unnoticed
 
 
 def main() -> int:
-    words = sys.argv[1:]
-    bugs = [
-        bug
-        for bug in BUGS
-        if not words or any(w in f"{bug.script} {bug.title}".lower() for w in words)
-    ]
+    words = sys.argv[1:] or [""]
+    bugs = [bug for bug in BUGS if any(w in f"{bug.script} {bug.title}".lower() for w in words)]
     sys.path.insert(0, str(TESTS))
     for name in "support", "pytest", "hypothesis", "tensorboard", "torch._dynamo":
         importlib.import_module(name)

@@ -169,10 +169,3 @@ def test_all_pairs(tmp_path, letter, first):
             except BaseException as error:
                 error.add_note(f"{LETTERS[letter]}: {first}, {second}")
                 raise
-
-
-@pytest.mark.parametrize("name, where", [("rppo_lstm", "nonsense"), ("rppo_lstm", "")])
-def test_what_is_no_recipe_is_refused_in_one_line(name, where):
-    with pytest.raises(ValueError) as refused:
-        driver.fresh(name, where)
-    assert "\n" not in str(refused.value)
