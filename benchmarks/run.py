@@ -44,8 +44,7 @@ def train(names: list[str], flags: list[str], steps: int, seed: int, run_dir: Pa
     if (run_dir / "agent.pt").exists():
         flags = ["--resume", str(run_dir)]
     args = rows.parse(script, flags)
-    with contextlib.redirect_stdout(io.StringIO()):
-        agent = script.train(args)
+    agent = script.train(args)
     result = json.loads((run_dir / "result.json").read_text())
     frames = [None, script.EVAL_FRAMES] if hasattr(script, "EVAL_FRAMES") else []  # of Atari
     for name, deterministic in ("evaluation", True), ("sampled", False):
@@ -91,7 +90,8 @@ def run(task: str, method: str, seed: int, options: argparse.Namespace) -> str:
             row |= {"script": "peer", "flags": f"{name} {env_id} {json.dumps(PEERS[name])}"}
             result = peers.train(name, env_id, steps, seed)
         else:
-            result = train(names, flags, steps, seed, run_dir)
+            with contextlib.redirect_stdout(io.StringIO()):
+                result = train(names, flags, steps, seed, run_dir)
         row |= {
             "eval_mean": f"{np.mean(result['evaluation']):.4f}", "eval_episodes": rows.EPISODES,
             "eval_std": f"{np.std(result['evaluation']):.4f}",

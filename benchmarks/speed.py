@@ -3,6 +3,7 @@
     python benchmarks/speed.py w1 w3                       # results/throughput.csv
     python benchmarks/speed.py w1 w1-pendulum w2 w3 w4 --against ../f77c437  # is ours slower now?
     python benchmarks/speed.py gpu-games gpu-atari gpu-lstm  # where there is a GPU: some ten minutes
+    python benchmarks/speed.py w1 w3 --dry                 # the first work of each, in a moment
 
 w1           CartPole, LSTM 128 shared by actor and critic, 4 epochs, 4 minibatches of whole
              rollouts, beside sb3-contrib and skrl; then sb3-contrib's defaults: the critic has its
@@ -237,17 +238,21 @@ def tiny(command: str) -> tuple[str, int]:
     return f"{command} --num-steps 8 {envs}", 128
 
 
+def is_plain(name: str, command: str) -> bool:
+    """One of our scripts without recipes, which another checkout has, too."""
+    alone = command.startswith("mpiexec") or len(rows.split(command)[0]) == 1
+    return name.startswith("ours") and alone
+
+
 def compare(section: str, work: str, options) -> None:
-    """Runs the systems of a work in turn, prints medians and ratios, and writes the rows."""
+    """Runs the systems of a work in turn, in each checkout."""
     steps, systems = WORKS[section, work]
     roots = [ROOT]
-    if options.against:  # scripts without recipes, which are this checkout's
+    if options.against:
         roots.append(options.against.resolve())
-        systems = {name: command for name, command in systems.items() if name.startswith("ours")
-                   and (command.startswith("mpiexec") or len(rows.split(command)[0]) == 1)}  # fmt: skip
-    gpu = section.startswith("gpu")
-    seconds = (0.5 if options.dry else SECONDS) * gpu
-    pinned = not gpu and section != "speedrun"
+        systems = {name: command for name, command in systems.items() if is_plain(name, command)}
+    seconds = (0.5 if options.dry else SECONDS) * section.startswith("gpu")
+    pinned = not section.startswith(("gpu", "speedrun"))
     figures = {(name, root): [] for name in systems for root in roots}
     for i in range(1 if options.dry else options.repeats):
         for (name, root), found in [*figures.items()][:: -1 if i % 2 else 1]:
@@ -258,31 +263,39 @@ def compare(section: str, work: str, options) -> None:
                 print(f"{section}, {work}, {name}: {error}", file=sys.stderr)
                 if options.dry:
                     sys.exit(1)
-    clocks = {key: [x[0] for x in found] for key, found in figures.items() if found}
-    peer = next((key for key in clocks if not key[0].startswith("ours") and not gpu), None)
+    report(section, work, {key: found for key, found in figures.items() if found}, options)
+
+
+def report(section: str, work: str, figures: dict[tuple[str, Path], list], options) -> None:
+    """Prints medians and ratios, and writes the rows."""
+    steps, systems = WORKS[section, work]
+    clocks = {key: [x[0] for x in found] for key, found in figures.items()}
+    peers = [key for key in clocks if not key[0].startswith("ours")]
     for (name, root), clock in clocks.items():
         low, middle, high = min(clock), median(clock), max(clock)
         system = name if root == ROOT else f"{name}, {root.name}"
         line = f"{section:11}  {work:28}  {system:24} {middle:10,.1f} ({low:,.1f} to {high:,.1f})"
-        if peer:
-            line += f" {middle / median(clocks[peer]):6.2f} x {peer[0]}"
-        if options.against and root == ROOT and (name, roots[1]) in clocks:
-            pairs = zip(figures[name, ROOT], figures[name, roots[1]])
-            clock_ratio, cpu_ratio = np.median([np.divide(*pair) for pair in pairs], 0)
-            line += f"  {clock_ratio:.3f} x {roots[1].name}, {cpu_ratio:.3f} by the processor"
+        if peers and not section.startswith("gpu"):
+            line += f" {middle / median(clocks[peers[0]]):6.2f} x {peers[0][0]}"
+        for of, other in figures:
+            if of == name and root == ROOT != other:
+                ratios = [np.divide(*pair) for pair in zip(figures[name, ROOT], figures[of, other])]
+                by_clock, by_processor = np.median(ratios, 0)
+                line += f"  {by_clock:.3f} x {other.name}, {by_processor:.3f} by the processor"
         print(line, flush=True)
-        scripts = [x for x in systems[name].split() if (root / f"{x}.py").exists()]
+        if options.dry:
+            continue
+        scripts = [f"{x}.py" for x in systems[name].split() if (root / f"{x}.py").exists()]
         machine = f"{options.device}; {rows.machine()}" if options.device else rows.machine()
         row = {
             "date": time.strftime("%Y-%m-%d"), "machine": machine, "section": section,
-            "commit": rows.commit(root, *(f"{x}.py" for x in scripts)) or root.name,
+            "commit": rows.commit(root, *scripts) or root.name,
             "work": work, "system": system, "steps": steps,
             "sps": " ".join(f"{x:.4g}" for x in clock),
             "median": f"{middle:.4g}", "min": f"{low:.4g}", "max": f"{high:.4g}",
             "note": "compared with another checkout" if options.against else "",
         }  # fmt: skip
-        if not options.dry:
-            rows.append(options.results / "throughput.csv", SPEED, [row])
+        rows.append(options.results / "throughput.csv", SPEED, [row])
 
 
 def main() -> None:
@@ -299,11 +312,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="compare ours with ours")
     parser.add_argument("--results", type=Path, default=RESULTS, help="directory of the CSV file")
-    parser.add_argument(
-        "--dry",
-        action="store_true",
-        help="the first work of each, once, tiny, without a GPU or a file",
-    )
+    parser.add_argument("--dry", action="store_true", help="each once, tiny, without GPU or file")
     options = parser.parse_args()
     options.device = ""
     if not options.dry and any(section.startswith("gpu") for section in options.sections):
