@@ -156,7 +156,7 @@ def evolve(options, words: list[str], names: list[str], folder: Path, mutation=1
         elite = int(np.argmax(scores))
         print(f"generation {generation}: {[round(x, 1) for x in scores]}, best {genes[elite]}")
         chosen = list(everyone)  # without evolution everyone stays as it is
-        if options.evolve:
+        if options.evolve and generation + 1 < options.generations:
             tournaments = [random.sample(everyone, options.tournament) for _ in everyone[1:]]
             chosen = [elite, *(max(drawn, key=scores.__getitem__) for drawn in tournaments)]
             children = [
