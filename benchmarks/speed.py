@@ -289,7 +289,7 @@ def report(section: str, work: str, figures: dict[tuple[str, Path], list], optio
         machine = f"{options.device}; {rows.machine()}" if options.device else rows.machine()
         row = {
             "date": time.strftime("%Y-%m-%d"), "machine": machine, "section": section,
-            "commit": rows.commit(root, *scripts) or root.name,
+            "commit": rows.commit(root, *(scripts or ["benchmarks/*.py"])) or root.name,
             "work": work, "system": system, "steps": steps,
             "sps": " ".join(f"{x:.4g}" for x in clock),
             "median": f"{middle:.4g}", "min": f"{low:.4g}", "max": f"{high:.4g}",
