@@ -77,7 +77,7 @@ class Recall(gym.Env):
         return self.observe(), float(done and action == self.cue), done, False, {}
 
 
-gym.register("Recall-v0", Recall)
+gym.register("LongRecall-v0", Recall)
 
 
 def train(memory: str, trained: int, distraction: str, seed: int, steps: int):
@@ -95,7 +95,7 @@ def train(memory: str, trained: int, distraction: str, seed: int, steps: int):
     with tempfile.TemporaryDirectory() as folder:
         return script.train(
             script.Args(
-                env_id="Recall-v0", env_kwargs=task, seed=seed, total_timesteps=steps,
+                env_id="LongRecall-v0", env_kwargs=task, seed=seed, total_timesteps=steps,
                 eval_episodes=0, runs_dir=folder, **flags,
             )
         )  # fmt: skip
@@ -251,8 +251,8 @@ def compared(_: str = "") -> str:
     body = []
     for memory, method in METHODS.items():
         found = [report.scores(of.get(method, [])) for of in tasks.values()]
-        row = speeds.get(memory, {"median": "nan", "note": "CPU time,  parameters"})
-        numbers = f"{float(row['median']):,.0f}", row["note"].split(" ")[2]
+        row = speeds[memory]
+        numbers = (f"{float(x):,.0f}" for x in (row["median"], row["note"].split()[2]))
         body.append([memory, *map(report.counted, found), *numbers])
     titles = [rows.TASKS[task].title for task in tasks]
     return report.markdown(["", *titles, "steps a second", "parameters"], body)
@@ -275,7 +275,7 @@ def draw() -> None:
     right.set(title="right answers", xscale="log", xlabel="steps of an episode")
     apart.set(title="how far apart the two memories are", xscale="log", yscale="log")
     apart.set(xlabel="steps since the episode began")
-    right.legend(fontsize=8)
+    apart.legend(*right.get_legend_handles_labels(), loc="upper left", bbox_to_anchor=(1, 1))
     report.save(figure, "recall")
 
 
