@@ -100,8 +100,7 @@ def test_random_numbers_within_change_none_afterwards():
 
 
 @pytest.mark.parametrize("name", MASKED)
-@pytest.mark.parametrize("masks", ["always", "step", "sometimes"])
-@pytest.mark.parametrize("components", [(), (3, 2)])
+@pytest.mark.parametrize("masks, components", [("always", ()), ("step", ()), ("sometimes", (3, 2))])
 def test_masked_runs_play_nothing_illegal(name, masks, components, tmp_path):
     """The environment raises an error where they do. Evaluation and training both."""
     needs(name)
