@@ -12,6 +12,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "docs/tools")]
 import blocks  # noqa: E402
+import memories  # noqa: E402
 import peers  # noqa: E402
 import resets  # noqa: E402
 import rows  # noqa: E402
@@ -241,3 +242,46 @@ def test_what_the_csv_has_is_not_measured_again(tmp_path, monkeypatch, capsys):
     assert all(float(row["ms"]) > 0 and float(row["over_ours"]) > 0 for row in found)
     found[1]["error_grad64"] = "1e-9"
     assert len(resets.failures(found)) == 1
+
+
+class Holds:
+    """Keeps a number until the first step shows another: as it is, fading, or as a switch does."""
+
+    encoder = (torch.nn.Linear(4, 1),)
+
+    def __init__(self, kept):
+        self.kept = kept
+
+    def initial_state(self, N):
+        return torch.zeros(1, N, 1, dtype=torch.float64)
+
+    def predict(self, obs, state):
+        obs = torch.as_tensor(obs, dtype=torch.float64)
+        state = self.initial_state(len(obs)) if state is None else state
+        state = torch.where(obs[:, 1:2] == 1, obs[:, :1], self.kept(state))
+        return (state[0, :, 0] > 1e-9).long().numpy(), state
+
+
+@pytest.mark.parametrize("distraction", ["no", "beside", "in its place"])
+def test_recall_finds_out_for_how_long_a_memory_lasts(distraction):
+    kept = [*memories.test(Holds(lambda h: h), distraction, 1)]
+    assert kept == [(n, 1.0, 1.0) for n in memories.LENGTHS]
+    faded = [*memories.test(Holds(lambda h: 0.9 * h), distraction, 1)]
+    assert [score for _, score, _ in faded] == [1.0] * 3 + [0.5] * 4  # 0.9^n > 1e-9: n < 197
+    assert faded[1][2] == pytest.approx(0.9**28)
+    ends = [
+        memories.ends(Holds(kept)) for kept in (lambda h: 0.9 * h + 1, lambda h: (3 * h).tanh())
+    ]
+    assert ends == [1, 2]
+
+
+def test_recall_shows_a_cue_and_asks_for_it():
+    for distraction, noisy in ("no", []), ("beside", [3]), ("in its place", [0]):
+        env = memories.Recall(5, distraction)
+        obs = [env.reset(seed=0)[0]]
+        steps = [env.step(env.cue) for _ in range(5)]
+        obs = np.array(obs + [step[0] for step in steps])
+        assert obs[0, 0] == 2 * env.cue - 1
+        assert obs[:5, 1].tolist() == [1, 0, 0, 0, 0] and obs[:5, 2].tolist() == [0, 0, 0, 0, 1]
+        assert [column for column in (0, 3) if obs[1:, column].any()] == noisy
+        assert [step[1:3] for step in steps] == [(0.0, False)] * 4 + [(1.0, True)]
