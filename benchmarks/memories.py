@@ -39,6 +39,7 @@ MEMORIES = {  # recipes, flags
     "attention": (["attention"], {}),
     "four frames": (["frame_stack"], {}),
     "LSTM, gates half open": ([], {}),
+    "GRU, gates open": (["stacked_lstm"], {"recurrent_layers": "gru"}),
     "LSTM, chrono": (["long_memory"], {}),
 }
 
@@ -83,14 +84,16 @@ gym.register("LongRecall-v0", Recall)
 def train(memory: str, trained: int, distraction: str, seed: int, steps: int):
     recipes, flags = MEMORIES[memory]
     script = rows.load_script("rppo_lstm", recipes)
-    if memory == "LSTM, gates half open":
 
-        class Half(script.ResetLSTM):
-            def __init__(self, *sizes):
-                super().__init__(*sizes)
-                self.cell.bias_ih.data.zero_()
+    class Agent(script.Agent):
+        def __init__(self, *inputs):
+            super().__init__(*inputs)
+            if memory == "LSTM, gates half open":
+                self.lstm.cell.bias_ih.data.zero_()
+            if memory == "GRU, gates open":  # r, z, n: z keeps
+                self.lstm.layers[0].cell.bias_ih.data.chunk(3)[1].fill_(1)
 
-        script.ResetLSTM = Half
+    script.Agent = Agent
     task = f'{{"length": {trained}, "distraction": "{distraction}"}}'
     with tempfile.TemporaryDirectory() as folder:
         return script.train(
@@ -150,7 +153,7 @@ def jobs():
             yield memory, 10, "in its place", seed, 30_000
     for memory, seed in gates:
         yield memory, 10, "no", seed, 30_000
-    for length, steps in (5, 30_000), (30, 30_000), (100, 100_000):
+    for length, steps in (5, 30_000), (30, 30_000), (30, 100_000):
         for memory, seed in few:
             if memory != "four frames":
                 yield memory, length, "no", seed, steps
