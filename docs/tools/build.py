@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import groupby
 from pathlib import Path
 
 import reading
@@ -53,24 +54,18 @@ def configuration(pages: dict[str, bytes]) -> str:
         if name not in pages:
             raise ValueError(f"zensical.toml lists {name}, which does not exist")
 
-    def entries(names) -> str:
-        text = ""
-        for name in names:
-            title = pages[name].decode().split("\n")[0].removeprefix("# ").replace("`", "")
-            text += f"        {{ {json.dumps(title)} = {json.dumps(name)} }},\n"
-        return text
+    def entry(name: str) -> str:
+        title = pages[name].decode().split("\n")[0].removeprefix("# ").replace("`", "")
+        return f"        {{ {json.dumps(title)} = {json.dumps(name)} }},\n"
 
-    folders: dict[str, list[str]] = {}
-    for path in all_recipes():
-        folders.setdefault(path.parent.name, []).append(f"recipes/{path.stem}.md")
-    recipes = ""
-    for folder, names in folders.items():
-        group = f'        {{ "{folder}" = [\n{entries(names)}        ] }},\n'
-        recipes += entries(names) if folder == "recipes" else group  # use.py is in no folder
-    left = sorted(x for x in pages if x.endswith(".md") and x not in listed)
-    exercises = [name for name in left if name.startswith("exercises/")]
-    others = [name for name in left if not name.startswith(("exercises/", "recipes/"))]
-    texts = {"recipes": recipes, "exercises": entries(exercises), "else": entries(others)}
+    texts = {"recipes": "", "exercises": "", "else": ""}
+    for folder, paths in groupby(all_recipes(), key=lambda path: path.parent.name):
+        text = "".join(entry(f"recipes/{path.stem}.md") for path in paths)
+        group = f'        {{ "{folder}" = [\n{text}        ] }},\n'
+        texts["recipes"] += text if folder == "recipes" else group  # use.py is in no folder
+    for name in sorted(x for x in pages if x.endswith(".md") and x not in listed):
+        if not name.startswith("recipes/"):
+            texts["exercises" if name.startswith("exercises/") else "else"] += entry(name)
     for place, text in texts.items():
         config = config.replace(f"        # pages of {place}\n", text)
     return config
