@@ -11,6 +11,7 @@ background and mid-grey text, for light and for dark pages.
 
 import argparse
 import re
+from collections import defaultdict
 from pathlib import Path
 
 import gymnasium as gym
@@ -331,9 +332,10 @@ AGENTS = {  # agent, and whether it is trained
 }
 
 
-def looked_at(**wanted: str) -> list[dict[str, str]]:
-    """The rows of memory-look.csv that have these values."""
-    return [row for row in read("memory-look") if wanted.items() <= row.items()]
+def looked_at(trained: bool | None = None, **wanted: str) -> list[dict[str, str]]:
+    """The rows of memory-look.csv that have these values, of agents after or before training."""
+    found = [row for row in read("memory-look") if wanted.items() <= row.items()]
+    return [row for row in found if trained in (None, row["steps"] != "0")]
 
 
 def memory(name: str) -> str:
@@ -344,8 +346,7 @@ def memory(name: str) -> str:
     for label, (agent, trained) in AGENTS.items():
         cells = []
         for velocity in VELOCITIES:
-            found = looked_at(agent=agent, what=f"{PROBES[name]}, {velocity}")
-            found = [row for row in found if (row["steps"] != "0") == trained]
+            found = looked_at(trained, agent=agent, what=f"{PROBES[name]}, {velocity}")
             # The row of the most steps is the last of a seed.
             seeds = {row["seed"]: f"{float(row['value']):.2f}" for row in found}
             cells.append(", ".join(seeds.values()))
@@ -466,11 +467,10 @@ def resets() -> None:
             axis.annotate(WAYS[way], (len(rates) - 1, line[-1]), end, color=color, va="center")
         milliseconds = float(at[0.0, "ours"]["ms"])
         axis.set_title(f"{batch} sequences of 128 steps", fontsize=10)
-        axis.set_yscale("log")
+        axis.set(yscale="log", xlim=(-0.2, len(rates) + 1.1))
         axis.set_yticks([1, 2, 5, 10, 20], ["1", "2", "5", "10", "20"])
-        axis.minorticks_off()
         axis.set_xticks(range(len(rates)), [f"{rate:g}" for rate in rates])
-        axis.set_xlim(-0.2, len(rates) + 1.1)
+        axis.minorticks_off()
         axis.set_ylabel(f"time relative to the\nfused reset ({milliseconds:.0f} ms)")
     axes[-1].set_xlabel("share of steps that end an episode")
     save(figure, "resets")
@@ -479,17 +479,17 @@ def resets() -> None:
 def reward_scale() -> None:
     """The gradient steps of reward-scale.csv: geometric means over seeds."""
     figure, axis = plt.subplots(figsize=(5, 3.8))
-    found = read("reward-scale")
     words = {"True": "divided rewards", "False": "raw rewards"}
-    last = min(max(int(r["iteration"]) for r in found if r["norm_reward"] == d) for d in words)
+    logs: dict[tuple, list[float]] = defaultdict(list)
+    for row in read("reward-scale"):
+        for part in "policy", "value":
+            logs[row["norm_reward"], part, int(row["iteration"])].append(np.log(float(row[part])))
+    last = min(max(i for divided, _, i in logs if divided == of) for of in words)
+    iterations = range(1, last + 1)
     for (divided, label), color in zip(words.items(), COLORS):
         for part, style in ("policy", "-"), ("value", "--"):
-            means = []
-            for i in range(1, last + 1):
-                of = [r for r in found if (r["norm_reward"], r["iteration"]) == (divided, str(i))]
-                means.append(np.exp(np.mean([np.log(float(row[part])) for row in of])))
-            line = f"{part} loss, {label}"
-            axis.plot(range(1, last + 1), means, style, color=color, label=line)
+            means = [np.exp(np.mean(logs[divided, part, i])) for i in iterations]
+            axis.plot(iterations, means, style, color=color, label=f"{part} loss, {label}")
     axis.set(yscale="log", ylim=(1e-4, 1), xlim=(1, last), xlabel="iteration")
     axis.set_ylabel("norm of the gradient in the\nshared layers, after clipping")
     axis.legend(loc="lower right", fontsize=9)
@@ -550,9 +550,8 @@ def memory_steps_back() -> None:
     figure, axis = plt.subplots(figsize=(5, 3.2))
     labels = "trained LSTM", "untrained LSTM", "without memory"
     for (agent, trained), label, color in zip(AGENTS.values(), labels, (BLUE, VIOLET, ORANGE)):
-        found = looked_at(agent=agent, what="share right")
-        of = [row for row in found if (row["steps"] != "0") == trained]
-        points = [(int(row["at"]), 100 * float(row["value"])) for row in of]
+        found = looked_at(trained, agent=agent, what="share right")
+        points = [(int(row["at"]), 100 * float(row["value"])) for row in found]
         axis.plot(*zip(*points), "o-", color=color, markersize=5, label=label)
     axis.set(ylim=(0, 104), xticks=range(12), xlabel="steps back", ylabel="suits read rightly, %")
     axis.legend(fontsize=9)
