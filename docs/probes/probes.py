@@ -148,15 +148,16 @@ class Previous(Probe):
 
 class Recall(Probe):
     """Shows a bit at each step, marks that of the second step as the cue, and asks for it 5 steps
-    later.
+    later. Five more bits mean nothing.
 
     Right: 1. (The first step is not the cue: a late reset would forget it.)
     Gradients don't flow back through 5 steps, because single steps are shuffled, the state is
     detached at each step, or sequences are shorter: below 0.6. With short sequences it's a setting,
-    not a mistake. A forget gate that starts half open learns it late.
+    not a mistake. A forget gate that starts half open learns it late. Without the five bits, a
+    memory whose weights nobody trained holds the cue often enough to read it.
     """
 
-    size = 3
+    size = 8
     needs = ("Previous",)
     steps = 30_000
     lag = 5
@@ -167,7 +168,8 @@ class Recall(Probe):
 
     def show(self):
         cued = self.t == 1
-        return [cued, self.cue if cued else self.bit(), self.t == 1 + self.lag]
+        noise = [self.bit() for _ in range(5)]
+        return [cued, self.cue if cued else self.bit(), self.t == 1 + self.lag, *noise]
 
     def play(self, a):
         asked = self.t == 1 + self.lag
