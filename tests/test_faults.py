@@ -139,3 +139,17 @@ def test_genes_and_their_ranges_are_the_users(monkeypatch):
     for wrong in '{"nothing": [1, 2]}', '{"gamma": 1}', "{", '{"gae_lambda": []}':
         with pytest.raises(script.ArgumentError, match="--genes"):
             evolve.set_genes(script, wrong)
+
+
+# --- minigrid_memory: a larger maze than the one trained in ----------------------------------------
+
+
+@pytest.mark.parametrize("env_id", ["MemoryS17Random-v0", "MemoryS17RandomPixels-v0"])
+def test_a_larger_maze_has_the_same_spaces(env_id):
+    pytest.importorskip("minigrid")
+    driver.recipe("minigrid_memory")
+    small, large = gym.make(env_id.replace("17Random", "9")), gym.make(env_id)
+    assert large.unwrapped.width == 17 and large.action_space == small.action_space
+    assert large.observation_space == small.observation_space
+    obs, _ = large.reset(seed=1)
+    assert large.observation_space.contains(obs)
