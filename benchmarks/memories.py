@@ -171,9 +171,7 @@ def measure() -> None:
             continue
         agent = train(*job)
         row = dict(zip(names, job), date=time.strftime("%Y-%m-%d"))
-        row["commit"] = rows.commit(
-            ROOT, "rppo_lstm.py", "docs/recipes/memory", "docs/recipes/use.py"
-        )
+        row["commit"] = rows.commit(ROOT, *FILES)
         if job[0] not in ("lru", "attention", "four frames"):  # of which it's known: one
             row["ends"] = ends(agent)
         found = test(agent, job[2], job[3])
@@ -221,19 +219,20 @@ def speed(repeats: int = 3, steps: int = 16_384) -> None:
 
 # --- docs/concepts/trained-on-10.md and docs/which-memory.md ---
 def recall(words: str) -> str:
-    """Agents trained on episodes of that many steps, with that distraction, as a table: the share of
-    right answers, a mean over seeds."""
-    trained, _, distraction = words.partition(" ")
-    body = {}
+    """Agents trained on episodes of so many steps, with that distraction, as a table: the share of
+    right answers, a mean over seeds; and the numbers of states in which each seed's memory ends."""
+    body: dict[tuple, list[dict]] = {}
     for row in rows.read(RESULTS / "recall.csv"):
-        if (row["trained"], row["distraction"]) == (trained, distraction):
-            body.setdefault(row["memory"], {}).setdefault(row["tested"], []).append(row["score"])
+        if f"{row['trained']} {row['distraction']}" == words:
+            body.setdefault((row["memory"], row["steps"]), []).append(row)
     lines = []
-    for memory in sorted(body, key=[*MEMORIES].index):
-        means = [np.mean([float(x) for x in body[memory][str(n)]]) for n in LENGTHS]
-        seeds = len(body[memory][str(LENGTHS[0])])
-        lines.append([f"{memory} ({seeds})", *(f"{x:.2f}" for x in means)])
-    return report.markdown(["tested on", *(f"{n:,}" for n in LENGTHS)], lines)
+    for memory, steps in sorted(body, key=lambda key: [*MEMORIES].index(key[0])):
+        of = {n: [r for r in body[memory, steps] if r["tested"] == str(n)] for n in LENGTHS}
+        means = (np.mean([float(row["score"]) for row in found]) for found in of.values())
+        name = memory if steps == "30000" else f"{memory}, {report.thousands(float(steps))} steps"
+        ends = " ".join(sorted(row["ends"] for row in of[10] if row["ends"]))
+        lines.append([f"{name} ({len(of[10])})", *(f"{x:.2f}" for x in means), ends])
+    return report.markdown(["tested on", *(f"{n:,}" for n in LENGTHS), "states"], lines)
 
 
 METHODS = dict(zip(MEMORIES, ("lstm", "gru", "min_gru", "lru", "attention", "frames")))

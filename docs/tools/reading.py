@@ -5,6 +5,7 @@
     {{ notes SCRIPT }}          SCRIPT.py, beside the notes that follow, to {{ end }} or to the end
     {{ results NAME NAME }}, {{ throughput SECTION }}, {{ gpu SECTION }}, {{ detail NAME; NAME }},
     {{ exercise NAME }}, {{ memory WHAT }}      tables of benchmarks/report.py
+    {{ recall STEPS DISTRACTION }}, {{ memories }}      tables of benchmarks/memories.py
 
 Notes stand under headings that are a block's name or, in backquotes, words of one line of the source.
 rppo_lstm.py is shown whole, the others as what differs from the script that they extend. A fenced
@@ -28,6 +29,7 @@ from pygments.lexers import PythonLexer
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
+import memories  # noqa: E402
 import report  # noqa: E402
 
 PARENTS = {
@@ -289,7 +291,8 @@ def equation(shown: str) -> str:
 KINDS = {
     "source": source, "flags": flags, "results": report.results,
     "throughput": report.throughput, "gpu": report.gpu, "detail": report.detail,
-    "exercise": report.exercise, "memory": report.memory,
+    "exercise": report.exercise, "memory": report.memory, "recall": memories.recall,
+    "memories": memories.compared,
 }  # fmt: skip
 
 
