@@ -18,6 +18,9 @@ FLAGS = dict(num_steps=16, hidden_size=32, encoder_size=32, learning_rate=4e-3, 
 SCRIPTS = {
     "rppo_lstm": FLAGS | dict(num_envs=64),
     "rppo_continuous": FLAGS | dict(num_envs=64, norm_obs=False),
+    # Smaller rollouts and a larger step: within 20,000 steps TRPO gets 78 of them
+    "trpo": FLAGS | dict(num_envs=16, memory="lstm", norm_obs=False, target_kl=0.03),
+    "ppo1_mpi": FLAGS | dict(num_envs=64, memory="lstm", norm_obs=False),
 }
 
 
