@@ -239,11 +239,6 @@ def test_squash_has_the_density_of_squashed_actions(name):
     assert drawn.mean().item() == pytest.approx(entropy, abs=4 * drawn.std().item() / 4000**0.5)
     sent = script.to_env(torch.tensor([[0.0], [99.0], [-99.0]]), agent.action_space)
     assert np.allclose(sent, [[-1], [1], [-3]])
-    odd = spaces.Box(np.float32(-0.1), np.float32(0.7), (1,))
-    sent = script.to_env(
-        torch.full((1, 1), 99.0), build(script, odd, squash_output=True).action_space
-    )
-    assert odd.contains(sent[0])  # rounding leaves no bound
     with pytest.raises(script.ArgumentError, match="must have bounds"):
         build(script, spaces.Box(-np.inf, np.inf, (1,), np.float32), squash_output=True)
 
