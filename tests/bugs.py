@@ -298,7 +298,10 @@ def tried(bugs: list[Bug], at_once: int = 2, patience: float = 150) -> int:
                 late = time.time() - start > patience
                 if not done and not late:
                     continue
-                with suppress(ProcessLookupError):  # what it has started, too
+                if not done:  # a test can then end the ranks that it has started
+                    os.kill(pid, signal.SIGINT)
+                    time.sleep(5)
+                with suppress(ProcessLookupError):  # what else it has started, too
                     os.killpg(pid, signal.SIGKILL)
                 if not done:
                     os.waitpid(pid, 0)

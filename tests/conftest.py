@@ -7,10 +7,17 @@ import support
 def pytest_addoption(parser):
     parser.addoption("--dry", action="store_true", help="tests of a GPU (-m cuda) run on the CPU")
     parser.addoption(
+        "--memory", help="my_module:MyMemory, a class for test_recurrence.py to compare"
+    )
+    parser.addoption(
         "--missing",
         action="store_true",
         help="only the tests that the last session skipped for want of a package",
     )
+
+
+def pytest_configure(config):
+    support.given_memory = config.getoption("memory")
 
 
 def pytest_terminal_summary(terminalreporter, config):

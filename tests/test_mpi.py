@@ -27,7 +27,7 @@ def mpiexec(count, *command, cwd, timeout=300):
     process = subprocess.Popen(words, cwd=cwd, env=PATH, start_new_session=True, **pipes)
     try:
         out, err = process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
         process.terminate()  # mpiexec then ends all of its session: the ranks, too
         process.communicate()
         raise

@@ -1,7 +1,13 @@
-"""Memories with resets against the loop over time that defines them."""
+"""Memories with resets against the loop over time that defines them.
+
+pytest tests/test_recurrence.py --memory my_module:MyMemory does so with a class of your own.
+"""
+
+import importlib
 
 import pytest
 import reference
+import support
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +18,11 @@ MEMORIES = {
     "ResetLSTM": MODULES["rppo_lstm"].ResetLSTM,
     "ResetGRU": MODULES["rppo_gru_atari"].ResetGRU,
 }
+OURS, COMPARED = [*MEMORIES], [*MEMORIES]
+if support.given_memory:
+    module, _, name = support.given_memory.partition(":")
+    MEMORIES[name] = getattr(importlib.import_module(module), name)
+    COMPARED.append(name)
 
 
 def build(name, dtype=torch.float64, hidden=H):
@@ -24,7 +35,7 @@ def build(name, dtype=torch.float64, hidden=H):
     return memory
 
 
-@pytest.mark.parametrize("name", MEMORIES)
+@pytest.mark.parametrize("name", OURS)
 def test_outputs_and_gradients_are_the_loops(name):
     final = awkward_ends()[2][:-1].clone()
     final[3, 0] = final[4, 0] = True  # two final steps in a row
@@ -32,7 +43,7 @@ def test_outputs_and_gradients_are_the_loops(name):
     assert all(gradient.abs().max() > 1e-4 for gradient in gradients)
 
 
-@pytest.mark.parametrize("name", MEMORIES)
+@pytest.mark.parametrize("name", COMPARED)
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 9), st.integers(1, 4), st.floats(0, 1))
 def test_any_pattern_of_final_steps(name, seed, T, N, share):
@@ -43,7 +54,7 @@ def test_any_pattern_of_final_steps(name, seed, T, N, share):
     reference.assert_is_the_loop(memory, final)
 
 
-@pytest.mark.parametrize("name", MEMORIES)
+@pytest.mark.parametrize("name", OURS)
 @pytest.mark.parametrize("last_input", [0.0, 1e7, -1e30, torch.inf, torch.nan])
 def test_after_a_final_step_the_state_is_exactly_zero_and_no_gradient_passes(name, last_input):
     """16 units fill 64 bytes: the last bits of a product can depend on where its rows lie."""
@@ -78,7 +89,7 @@ def test_a_step_is_the_cell_of_the_paper(name, cell):
     assert memory.state_dict().keys() == dict(memory.named_parameters()).keys() == names
 
 
-@pytest.mark.parametrize("name", MEMORIES)
+@pytest.mark.parametrize("name", OURS)
 def test_shapes_that_would_broadcast_or_crash_are_refused(name):
     memory, final = build(name), torch.zeros(6, 3, dtype=torch.bool)
     x, state = torch.randn(6, 3, F, dtype=torch.float64), memory.initial_state(3)
