@@ -456,7 +456,7 @@ def check_args(args: Args) -> None:
         if isinstance(getattr(Args, name), (int, float)):  # YAML makes a string of 1e-3
             check(not isinstance(value, str), f"{flag}: is a string, and must be a number")
         if name.startswith("num_") or name.endswith(("_size", "_epochs", "_timesteps")):
-            check(value > 0, f"{flag}: must be positive")
+            check(value is None or value > 0, f"{flag}: must be positive")
         if name.endswith(("_rate", "_coef", "_norm", "_kl", "_len", "gamma", "lambda", "seed")):
             check(value is None or value >= 0, f"{flag}: must not be negative, nor NaN")
     check(max(args.gamma, args.gae_lambda) <= 1, "--gamma, --gae-lambda: must not be above 1")
@@ -631,7 +631,8 @@ class Run:
             self.writer.add_scalar("charts/evaluation", np.mean(returns), self.step)
         self.writer.close()
         result = {
-            "args": asdict(self.args), "global_step": self.step, "sps": sps, "returns": returns,
+            "args": self.contents()["args"], "global_step": self.step,
+            "sps": sps, "returns": returns,
         }  # fmt: skip
         (self.dir / "result.json").write_text(json.dumps(result))
         print(f"{self.dir}: return {np.mean(returns or np.nan):.5g}, {sps:.0f} steps a second")

@@ -1,7 +1,7 @@
 """minGRU: a gated memory that replays a sequence without a loop, by a parallel scan.
 
-    python docs/recipes/use.py rppo_lstm min_gru --env-id CartPole-v1 --mask-velocity
-    python docs/recipes/use.py trpo min_gru --env-id CartPole-v1 --mask-velocity
+    python docs/recipes/use.py rppo_lstm min_gru,poc_memory
+    python docs/recipes/use.py rppo_continuous min_gru --env-id Pendulum-v1 --mask-velocity
 
 Feng et al. 2024, arXiv:2410.01201, "Were RNNs all we needed?" A GRU whose gate and candidate read
 x[t] alone, not h[t-1]:
