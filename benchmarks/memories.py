@@ -20,7 +20,6 @@ from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
-import report
 import rows
 from rows import RESULTS, ROOT
 
@@ -221,6 +220,8 @@ def speed(repeats: int = 3, steps: int = 16_384) -> None:
 def recall(words: str) -> str:
     """Agents trained on episodes of so many steps, with that distraction, as a table: the share of
     right answers, a mean over seeds; and the numbers of states in which each seed's memory ends."""
+    import report  # which needs matplotlib
+
     body: dict[tuple, list[dict]] = {}
     for row in rows.read(RESULTS / "recall.csv"):
         if f"{row['trained']} {row['distraction']}" == words:
@@ -247,6 +248,8 @@ COMPARED = {  # tasks, and others that have the rows of some of their methods al
 
 def compared(_: str = "") -> str:
     """Each memory's returns, steps a second of CPU time, and numbers that are trained."""
+    import report  # which needs matplotlib
+
     tasks = {task: report.runs(old) | report.runs(task) for task, old in COMPARED.items()}
     tasks = {task: found for task, found in tasks.items() if "min_gru" in found}
     speeds = report.speeds("memories").get("CartPole without velocities", {})
@@ -262,6 +265,8 @@ def compared(_: str = "") -> str:
 
 def draw() -> None:
     """docs/img/recall.svg: right answers, and what is left of the difference between two cues."""
+    import report  # which needs matplotlib
+
     figure, (right, apart) = report.plt.subplots(1, 2, figsize=(9.2, 3.3))
     for memory, color in zip([name for name in MEMORIES if "," not in name], report.COLORS):
         found: dict[int, list] = {}

@@ -1,7 +1,6 @@
 """What went wrong once, and what other libraries have: one test for each."""
 
 import json
-import os
 import random
 from types import SimpleNamespace
 
@@ -11,8 +10,6 @@ import pytest
 import torch
 from gymnasium import spaces
 from recipe_tools import build, driver, run
-
-os.environ.setdefault("TQDM_DISABLE", "1")
 
 
 class Bounds(gym.Env):
