@@ -29,7 +29,7 @@ def train(name, tmp_path, **flags):
     return script.train(script.Args(**{**small, **flags}))
 
 
-@pytest.mark.parametrize("name", exercises.DIFFS)
+@pytest.mark.parametrize("name", [name for name in exercises.DIFFS if name in exercises.PAGES])
 def test_each_change_trains_other_weights(name, tmp_path):
     flags = dict(env_id="tasks:Exit-v0") if name == "no_bootstrap" else {}
     flags |= dict(seq_len=8) if name == "recompute" else {}
