@@ -119,7 +119,7 @@ BUGS = [
     Bug("the GRU's reset gate stays open in a reset", ATARI, "ResetGRU", "[[1.0], [1.0], [0.0]]", "[[0.0], [1.0], [0.0]]", LOOP),
     Bug("the GRU's input biases act in a reset", ATARI, "ResetGRU", "[0.0] * input_size + [0.0, -1e4]", "[0.0] * input_size + [1.0, -1e4]", LOOP),
     # Actions
-    Bug("the least likely action wins the race", LSTM, "sample", "(log_pi.exp() / noise)", "(log_pi.exp() * noise)", number("the_distribution_of_actions")),
+    Bug("the least likely action wins the race", LSTM, "sample", "/ noise.to(log_pi.device)", "* noise.to(log_pi.device)", number("the_distribution_of_actions")),
     Bug("sampling has no noise", LSTM, "sample", "torch.empty(log_pi.shape).exponential_()", "torch.ones(log_pi.shape)", number("the_distribution_of_actions")),
     Bug("an action space that begins at -1 is taken to begin at 0", LSTM, "to_env", " + space.start", "", "test_train.py::test_actions_are_those_of_their_space[rppo_lstm-from -1]"),
     Bug("the first policy isn't near uniform", LSTM, "Agent.__init__", ", std=0.01)", ")", number("first_weights[rppo_lstm]")),
