@@ -12,19 +12,15 @@ from gymnasium import spaces
 from recipe_tools import build, driver, run
 
 
-class Bounds(gym.Env):
-    """Bounds that no float32 between -1 and 1 stretches to exactly."""
-
-    observation_space, action_space = spaces.Box(-1, 1, (2,)), spaces.Box(-1.0, 0.1, (1,))
-
-
 def test_a_squashed_action_is_within_its_bounds():
-    """tanh of a large number is 1, and rounding can put the action beyond the bound."""
+    """tanh of a large number is 1, and rounding can put the action beyond the bound: no float32
+    between -1 and 1 is stretched to exactly 0.1."""
     script = driver.fresh("rppo_continuous", "squash")
-    agent = build(script, Bounds.action_space, squash_output=True)
+    space = spaces.Box(-1.0, 0.1, (1,))
+    agent = build(script, space, squash_output=True)
     actions = torch.tensor([[-50.0], [0.0], [50.0]])
     played = script.to_env(actions, agent.action_space)
-    assert all(Bounds.action_space.contains(action) for action in played)
+    assert all(space.contains(action) for action in played)
     assert played[:, 0] == pytest.approx([-1, -0.45, 0.1])
 
 

@@ -9,7 +9,8 @@ entry with three axes, of bytes or of floats. A wrapper turns it grey, resizes i
 latest few, as you ask; then it gets the CNN of Mnih et al. 2015, or one of other sizes. The CNN's
 features and all other numbers are what the script's own networks read; --image-layers puts layers
 after each CNN, --vector-layers before the other numbers are read. Where the critic has a network of
-its own, it has CNNs of its own. --norm-obs leaves pixels alone: bytes are divided by 255. A rollout holds frames as float32, so mind --num-envs and --num-steps.
+its own, it has CNNs of its own. --norm-obs leaves pixels alone: bytes are divided by 255. A rollout
+holds frames as float32, so mind --num-envs and --num-steps.
 """
 
 from dataclasses import dataclass

@@ -8,19 +8,19 @@
 
 Every member is a run of its own, of any script and recipes. In each generation all train for
 --steps more. Then all are evaluated on the same episodes, and on new ones in every generation, so
-that luck with episodes decides nothing. Elitism: the best stays as it is.
-Tournaments: for each other place --tournament members are drawn, and the best of them has an
-offspring, which differs in one gene and starts from its parent's weights (the recipe warm_start;
-weights of another size are copied as far as they overlap).
+that luck with episodes decides nothing. Elitism: the best stays as it is. Tournaments: for each
+other place --tournament members are drawn, and the best of them has an offspring, which differs in
+one gene and starts from its parent's weights (the recipe warm_start; weights of another size are
+copied as far as they overlap).
 
 Genes are the flags in NUMBERS, SIZES and CHOICES that the script and its recipes have and that
 your command doesn't set: learning rate and coefficients, sizes of layers, of the recipe networks
 their number and their activation, of images a CNN's channels, of warm_start noise that is added to
 all weights at birth. --genes names others, or fewer: of each number the least, the most and, if you
 like, the factors by which it shrinks and grows; [] where it has a place in the tables. With a
---mutation below 1 some offspring have their parent's genes. Learning rates aren't annealed. A run that fails is repeated once (the recipe
-population), then it ranks last. RUNS_DIR/evolve/best is the last generation's best.
-(Jaderberg et al. 2017, arXiv:1711.09846; AgileRL.)
+--mutation below 1 some offspring have their parent's genes. Learning rates aren't annealed. A run
+that fails is repeated once (the recipe population), then it ranks last. RUNS_DIR/evolve/best is the
+last generation's best. (Jaderberg et al. 2017, arXiv:1711.09846; AgileRL.)
 """
 
 import argparse
