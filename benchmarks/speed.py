@@ -3,7 +3,7 @@
     python benchmarks/speed.py w1 w3                       # results/throughput.csv
     python benchmarks/speed.py w1 w1-pendulum w2 w3 w4 --against ../f77c437  # is ours slower now?
     python benchmarks/speed.py gpu-games gpu-atari gpu-lstm  # where there is a GPU: some ten minutes
-    python benchmarks/speed.py w1 w3 --dry                 # the first work of each, in a moment
+    python benchmarks/speed.py w1 w3 --dry                 # the first work of each, tiny
 
 w1           CartPole, LSTM 128 shared by actor and critic, 4 epochs, 4 minibatches of whole
              rollouts, beside sb3-contrib and skrl; then sb3-contrib's defaults: the critic has its
