@@ -36,7 +36,7 @@ class Task:
 
 
 def read_tasks() -> tuple[dict[str, Task], dict[str, dict], dict[str, str]]:
-    """By name: the tasks, the settings of peers, and changes of rppo_lstm.py."""
+    """By name: the tasks, the settings of peers, and changes of rppo_lstm.py, the exercises' among them."""
     data = tomllib.loads((ROOT / "benchmarks/tasks.toml").read_text())
     changes, peers, groups = (data.pop(name) for name in ("changes", "peers", "groups"))
     peers = {name: {**peers.get(x.pop("like", ""), {}), **x} for name, x in peers.items()}
@@ -49,11 +49,10 @@ def read_tasks() -> tuple[dict[str, Task], dict[str, dict], dict[str, str]]:
         for method, command in {**{m: group[m] for m in chosen}, **table}.items():
             task.methods[method] = " ".join(command.format(**words).split())
         tasks[name] = task
-    return tasks, peers, changes
+    return tasks, peers, exercises.DIFFS | changes
 
 
 TASKS, PEERS, CHANGES = read_tasks()
-exercises.DIFFS.update(CHANGES)
 
 
 def split(command: str) -> tuple[list[str], list[str]]:
@@ -65,12 +64,12 @@ def split(command: str) -> tuple[list[str], list[str]]:
 
 def load_script(name: str, extras: list[str], root: Path = ROOT) -> ModuleType:
     """A new module of a checkout's script, with recipes, whose names may be joined by commas, or
-    with one of CHANGES or of the exercises, change:NAME."""
+    with one of CHANGES, change:NAME."""
     path = root / f"{name}.py"
     names = [x for extra in extras for x in extra.split(",")]
     text = path.read_text()
     if names and names[0].startswith("change:"):
-        text = exercises.changed(names[0].removeprefix("change:"))
+        text = exercises.changed(CHANGES[names[0].removeprefix("change:")])
     elif names:
         return use().fresh(str(path), *names)
     script = ModuleType(name)

@@ -29,7 +29,7 @@ def train(name, tmp_path, **flags):
     return script.train(script.Args(**{**small, **flags}))
 
 
-@pytest.mark.parametrize("name", [name for name in exercises.DIFFS if name in exercises.PAGES])
+@pytest.mark.parametrize("name", exercises.DIFFS)
 def test_each_change_trains_other_weights(name, tmp_path):
     flags = dict(env_id="tasks:Exit-v0") if name == "no_bootstrap" else {}
     flags |= dict(seq_len=8) if name == "recompute" else {}
@@ -50,10 +50,9 @@ def test_single_steps_are_sequences_of_one(tmp_path):
     assert all(map(torch.equal, single.parameters(), same.parameters()))
 
 
-def test_a_diff_that_does_not_fit_is_an_error(monkeypatch):
-    monkeypatch.setitem(exercises.DIFFS, "wrong", "@@ train @@\n-    no such line\n+    x = 1\n")
+def test_a_diff_that_does_not_fit_is_an_error():
     with pytest.raises(ValueError, match="no such line"):
-        exercises.changed("wrong")
+        exercises.changed("@@ train @@\n-    no such line\n+    x = 1\n")
 
 
 def blank(change):

@@ -23,11 +23,11 @@ DIFFS = {name: page.split("```diff\n")[1].split("```")[0] for name, page in PAGE
          if "```diff\n" in page}  # fmt: skip
 
 
-def changed(name: str) -> str:
+def changed(diff: str) -> str:
     """rppo_lstm.py's text after a diff: in each block that a line @@ BLOCK @@ names, what the lines
     with - and the unmarked ones say is there once, and is replaced by those with + and unmarked."""
     text = (ROOT / "rppo_lstm.py").read_text()
-    _, *parts = re.split(r"(?m)^@@ (.+) @@\n", DIFFS[name] if name != "unchanged" else "")
+    _, *parts = re.split(r"(?m)^@@ (.+) @@\n", diff)
     for block, hunk in zip(parts[::2], parts[1::2]):
         lines = hunk.splitlines(keepends=True)
         old = "".join(line[1:] for line in lines if not line.startswith("+"))
@@ -39,8 +39,9 @@ def changed(name: str) -> str:
 def load(name: str, folder: str):
     """The changed script as a module, whose runs are named after the change."""
     file = Path(folder, f"rppo_lstm_{name}.py")
+    text = changed("" if name == "unchanged" else DIFFS[name])
     file.write_text(
-        changed(name).replace('SCRIPT, VERSION = "rppo_lstm"', f'SCRIPT, VERSION = "{file.stem}"')
+        text.replace('SCRIPT, VERSION = "rppo_lstm"', f'SCRIPT, VERSION = "{file.stem}"')
     )
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None and spec.loader is not None
