@@ -21,7 +21,8 @@ scaling      the first of these, with 1 to 1,024 environments and sequences of 3
              512 units, and with sequences of 8 to 128 steps; and what a product of two matrices
              of 1,024 x 1,024 float32 numbers reaches on this core
 gpu-games    ale_py's games alone, at random actions, on the threads and in the groups that it names
-gpu-atari    Breakout with 8, 64 and 256 games, on the GPU, with --amp, and on all cores
+gpu-atari    Breakout with 8, 64 and 256 games, on the GPU, with --amp, in two groups, and on all
+             cores
 gpu-lstm     CartPole with 8 to 4,096 environments, 128 and 512 units, on the GPU and on all cores
 speedrun     seconds to a return: 475 on CartPole without velocities; 18 on Pong, on the GPU
 
@@ -108,6 +109,8 @@ ON = {"--cuda --amp": "--cuda --amp", "--cuda": "--cuda", "CPU": "--torch-thread
 for games in 64, 8, 256:
     devices = [*ON][: 2 if games == 256 else 3]  # where an iteration takes half a minute on the CPU
     of = {f"ours, {on}": f"{BREAKOUT} --num-envs {games} {ON[on]}" for on in devices}
+    groups = BREAKOUT.replace(" ", " two_groups ", 1)
+    of["ours, two groups, --cuda"] = f"{groups} --num-envs {games} --cuda"
     WORKS["gpu-atari", f"{games} games"] = 0, of
 for carts in 8, 64, 512, 4096:
     for units in 128, 512:

@@ -42,6 +42,7 @@ RECIPES: dict = {
     "losses": ("LCGP", {"clip_value": "max"}),
     "eval_limit": ("LCGTP", {"eval_steps": 9}),
     "schedules": ("LCGTP", SCHEDULES),
+    "two_groups": ("G", {}),
     "keep_best": ("LCGTP", {"eval_every": 1}),
     "scalars": ("LCGTP", {"csv": True}),
     "callbacks": ("LCGTP", {"checkpoint_every": 1, "quiet": True}),
@@ -119,7 +120,7 @@ def test_a_recipe_trains_and_resumes(tmp_path, letter, name):
         trains(tmp_path, letter, [name])
 
 
-@pytest.mark.parametrize("name", ["networks", "overlap"])
+@pytest.mark.parametrize("name", ["networks", "two_groups"])
 def test_a_recipe_trains_and_resumes_on_atari(tmp_path, name):
     trains(tmp_path, "G", [name])
 

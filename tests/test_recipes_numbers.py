@@ -563,6 +563,32 @@ def test_ppo1_scales_rewards_and_not_returns():
     assert humanoid.num_steps / humanoid.num_minibatches == 64  # baselines' optim_batchsize
 
 
+def test_two_groups_learn_as_one(tmp_path, monkeypatch):
+    """One group plays two sequences at once, where actions are drawn for each half in turn: the same
+    weights, over episodes of ten steps and three rollouts."""
+    needs("rppo_gru_atari")
+    make_vec = gym.make_vec
+
+    def make_short(*inputs, **options):
+        return make_vec(*inputs, **{**options, "max_num_frames_per_episode": 40})
+
+    def in_halves(log_pi):
+        return torch.cat([sample(half) for half in log_pi.chunk(2)])
+
+    monkeypatch.setattr(gym, "make_vec", make_short)
+    agents = []
+    for names in [], ["two_groups"]:
+        script = driver.fresh("rppo_gru_atari", *names)
+        if not names:
+            sample, script.sample = script.sample, in_halves
+        flags = dict(env_id="ALE/Breakout-v5", num_envs=4, num_steps=16, total_timesteps=150)
+        agent, run_dir = run(script, tmp_path, **flags)
+        assert script.load(run_dir)["lengths"] == [10] * 16
+        agents.append(agent)
+    for a, b in zip(*(agent.parameters() for agent in agents)):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
+
+
 def test_ppo1_plays_games_as_rppo_gru_atari_does(tmp_path):
     needs("ppo1_mpi")
     needs("rppo_gru_atari")
