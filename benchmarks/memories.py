@@ -27,7 +27,7 @@ LENGTHS = 10, 30, 100, 300, 1000, 3000, 10_000
 EPISODES = 100  # of a test, half of them with each cue; 2 where nothing distracts
 FILES = (
     "rppo_lstm.py", "rppo_continuous.py", "docs/recipes/use.py", "docs/recipes/memory",
-    "docs/recipes/inputs/frame_stack.py", "docs/recipes/tasks/envpool_tasks.py",
+    "docs/recipes/inputs/frame_stack.py", "docs/recipes/tasks",
 )  # fmt: skip
 FIELDS = "memory trained distraction seed steps tested score gap ends date commit".split()
 MEMORIES = {  # recipes, flags
@@ -187,9 +187,12 @@ def speed(repeats: int = 3, steps: int = 16_384) -> None:
         ("memories", "CartPole without velocities", memory): ("rppo_lstm", recipes, cartpole | flags)
         for memory, (recipes, flags) in MEMORIES.items() if "," not in memory
     }  # fmt: skip
-    for env_id in "Pendulum-v1", "HalfCheetah-v5":
+    for env_id, name, own in (
+        ("Pendulum-v1", "rppo_continuous", []), ("HalfCheetah-v5", "rppo_continuous", []),
+        ("MemoryS9-v0", "rppo_lstm", ["minigrid_memory"]),
+    ):  # fmt: skip
         for system, recipes in ("ours", []), ("ours, EnvPool", ["envpool_tasks"]):
-            works["envpool", env_id, system] = "rppo_continuous", recipes, {"env_id": env_id}
+            works["envpool", env_id, system] = name, [*own, *recipes], {"env_id": env_id}
     found = {work: [] for work in works}
     notes = {}
     for _ in range(repeats):

@@ -546,6 +546,36 @@ def test_envpool_plays_gymnasiums_pendulum():
         script.make_envs(script.Args(env_id="Nope-v1"), 1)
 
 
+def test_envpools_memory_maze_is_minigrids():
+    """All that is seen and paid in a maze of EnvPool is so in one of MiniGrid's mazes."""
+    pytest.importorskip("envpool")
+    pytest.importorskip("minigrid")
+    script = driver.fresh("rppo_lstm", "minigrid_memory", "envpool_tasks")
+    table = driver.recipe("minigrid_memory").TABLE
+    envs = script.make_envs(script.Args(), 2)
+    actions = np.random.default_rng(1).choice(3, 405, p=[0.2, 0.2, 0.6])
+    mazes = [gym.make("MiniGrid-MemoryS9-v0", disable_env_checker=True) for _ in range(60)]
+    paid = []
+    for seed in range(6):
+        played = [(*envs.reset(seed=seed)[0][1], 0.0, False, False)]
+        while not any(played[-1][-2:]):
+            obs, *ends, _ = envs.step(np.full(2, actions[len(played) - 1]))
+            played.append((*obs[1], *(x[1] for x in ends)))
+        paid.append(played[-1][-3])
+
+        def is_this(env, number) -> bool:
+            obs, ends = env.reset(seed=number)[0], (0.0, False, False)
+            for expected, action in zip(played, [*actions, 0]):
+                seen = table[obs["image"][2:5, 4:, 0]].ravel()
+                if not np.allclose((*seen, *ends), expected):
+                    return False
+                obs, *ends, _ = env.step(action)
+            return True
+
+        assert any(is_this(env, number) for number, env in enumerate(mazes))
+    assert 0 < np.count_nonzero(paid) < 6  # the right object, and the wrong one
+
+
 def test_ppo1_scales_rewards_and_not_returns():
     needs("ppo1_mpi")
     script = driver.fresh("ppo1_mpi", "ppo1")

@@ -3,6 +3,7 @@
     python docs/recipes/use.py rppo_lstm minigrid_memory  # S9; pip install ".[minigrid]"
     python docs/recipes/use.py rppo_lstm minigrid_memory --env-id MemoryS13-v0  # and others
     python docs/recipes/use.py rppo_lstm minigrid_memory,images  # 84 x 84 pixels, as the original
+    python docs/recipes/use.py rppo_lstm minigrid_memory,envpool_tasks  # the same task in C++
     python docs/recipes/use.py rppo_lstm minigrid_memory --ablate-memory  # the control
     python docs/recipes/use.py --play runs/RUN  # to watch the agent
     python docs/recipes/use.py --play runs/RUN --env-id MemoryS17Random-v0  # in a larger maze
@@ -27,6 +28,7 @@ import gymnasium as gym
 import numpy as np
 import torch.nn as nn
 from gymnasium import spaces
+from gymnasium.vector.utils import batch_space
 from gymnasium.wrappers import TransformAction, TransformObservation
 
 FORGET = 2.0  # the bias of forget gates, where a script has 1
@@ -53,6 +55,29 @@ def make(size: str, pixels: bool = False, render_mode=None):
     return TransformAction(env, lambda action: action, spaces.Discrete(3))
 
 
+class Cells(gym.vector.VectorWrapper):
+    """EnvPool's MiniGrid, cut to what `make` shows. Its view is 7 x 7, so that now and then the agent
+    sees a wall that with 3 x 3 is hidden from it."""
+
+    def __init__(self, envs):
+        super().__init__(envs)
+        self.single_observation_space = spaces.Box(0, SCALE, (45,))
+        self.observation_space = batch_space(self.single_observation_space, envs.num_envs)
+        self.single_action_space = spaces.Discrete(3)
+        self.action_space = batch_space(self.single_action_space, envs.num_envs)
+
+    def cut(self, obs):
+        return TABLE[obs["image"][:, 2:5, 4:, 0]].reshape(self.num_envs, -1)
+
+    def reset(self, **options):
+        obs, info = self.env.reset(**options)
+        return self.cut(obs), info
+
+    def step(self, actions):
+        obs, *others = self.env.step(actions)
+        return self.cut(obs), *others
+
+
 SIZES = "7", "9", "11", "13", "13Random", "17Random"
 for size in SIZES:
     for kind in "", "Pixels":
@@ -64,8 +89,18 @@ for size in SIZES:
 def use(script):
     fits = script.kind in ("rppo_lstm", "trpo", "ppo1_mpi")
     script.check(fits, "minigrid_memory: works only with rppo_lstm, trpo and ppo1_mpi")
-    pixels = "images" in script.recipes
+    pixels, pool = "images" in script.recipes, "envpool_tasks" in script.recipes
+    script.check(not (pixels and pool), "minigrid_memory: EnvPool has no pixels")
     make_envs = script.make_envs
+    if pool:
+        make_vec = script.gym.make_vec
+
+        def make_cells(env_id, num_envs, mode=None, **options):
+            if "render_mode" in options:
+                return make_vec(env_id, num_envs, mode, **options)
+            return Cells(make_vec(f"MiniGrid-{env_id}", num_envs, **options))
+
+        script.gym.make_vec = make_cells
 
     class GridAgent(script.Agent):
         def __init__(self, envs, args):
