@@ -1,6 +1,6 @@
 """EnvPool: Gymnasium's tasks in C++, all environments in one call.
 
-    pip install envpool
+    pip install -c constraints.txt ".[envpool]"  # some 700 MB
     python docs/recipes/use.py rppo_continuous envpool_tasks --env-id Pendulum-v1
     python docs/recipes/use.py trpo envpool_tasks --env-id HalfCheetah-v5
 
