@@ -35,7 +35,7 @@ def components(space) -> spaces.MultiDiscrete:
 
 
 def use(script):
-    script.check(script.kind != "rppo_continuous", "multi_discrete: rppo_continuous has no choices")
+    script.check(script.kind != "rppo_continuous", "multi_discrete: use rppo_lstm for choices")
 
     class MultiAgent(script.Agent):
         def __init__(self, envs, args):
