@@ -4,6 +4,8 @@ pytest tests/test_recurrence.py --memory my_module:MyMemory does so with a class
 """
 
 import importlib
+import os
+import sys
 
 import pytest
 import reference
@@ -20,6 +22,7 @@ MEMORIES = {
 }
 OURS, COMPARED = [*MEMORIES], [*MEMORIES]
 if support.given_memory:
+    sys.path += [os.getcwd(), str(support.ROOT / "docs/recipes")]  # it may import use
     module, _, name = support.given_memory.partition(":")
     MEMORIES[name] = getattr(importlib.import_module(module), name)
     COMPARED.append(name)
