@@ -42,6 +42,7 @@ METHODS = {  # for people
     "lstm": "LSTM",
     "gru": "GRU",
     "ablated": "no memory",
+    "envpool": "LSTM, EnvPool's mazes",
     "frames": "four frames",
     "lstm, previous action": "LSTM, sees its last action",
     "lstm, half open": "LSTM, forget gates half open",
