@@ -173,7 +173,8 @@ def main() -> None:
                 seconds[env_id] = time.process_time() - began
                 return act
 
-            rows = check(timed, [x for x in probes if (mistake, str(seed), x) not in known], seed)
+            rows = check(timed, probes, seed)  # those known, too: others need them to be right
+            rows = [row for row in rows if (mistake, str(seed), row.probe) not in known]
             new = not TABLE.exists()
             with TABLE.open("a", newline="") as file:
                 table = csv.DictWriter(file, FIELDS, lineterminator="\n")
