@@ -152,6 +152,8 @@ def jobs():
             yield memory, 10, "in its place", seed, 30_000
     for memory, seed in gates:
         yield memory, 10, "no", seed, 30_000
+    for seed in 1, 2, 3, 4, 5:
+        yield "GRU", 10, "no", seed, 60_000
     for length, steps in (5, 30_000), (30, 30_000), (30, 100_000):
         for memory, seed in few:
             if memory != "four frames":
@@ -274,7 +276,8 @@ def draw() -> None:
     for memory, color in zip([name for name in MEMORIES if "," not in name], report.COLORS):
         found: dict[int, list] = {}
         for row in rows.read(RESULTS / "recall.csv"):
-            if (row["memory"], row["trained"], row["distraction"]) == (memory, "10", "no"):
+            work = row["memory"], row["trained"], row["distraction"], row["steps"]
+            if work == (memory, "10", "no", "30000"):
                 found.setdefault(int(row["tested"]), []).append((row["score"], row["gap"]))
         lengths = sorted(found)
         scores, gaps = np.moveaxis(np.array([found[n] for n in lengths], float), -1, 0)
