@@ -6,12 +6,12 @@
 
 Weng et al. 2022, arXiv:2206.10558. Tasks have Gymnasium's names; --env-kwargs are EnvPool's, such as
 '{"num_threads": 4}'. Since version 1.2 it resets as Gymnasium does: an episode's last observation is
-a time step of its own. --play in a window or into a video plays in Gymnasium. Don't expect much:
-with one thread, rppo_continuous trained 1.03 times as fast on Pendulum and 1.08 times on
-HalfCheetah, for most of its time goes into learning (benchmarks/memories.py speed).
+a time step of its own. --play in a window or into a video plays in Gymnasium. Most of a training's
+time goes into learning: on one core rppo_continuous became 1.16 times as fast on Pendulum and 1.17
+times on HalfCheetah, rppo_lstm with minigrid_memory 1.57 times (benchmarks/memories.py speed).
 
-A trap: MiniGrid with agent_view_size=3 writes where it mustn't, and crashes later. Take the 7 x 7
-cells of its default, and cut out what you want.
+minigrid_memory cuts its 3 x 3 cells out of EnvPool's 7 x 7. Don't ask for agent_view_size=3: it writes
+where it mustn't, and crashes later.
 """
 
 from functools import partial
