@@ -10,7 +10,8 @@ w1           CartPole, LSTM 128 shared by actor and critic, 4 epochs, 4 minibatc
              own LSTM, hidden 256, 10 epochs, 128 steps a minibatch (our layer of 64 is before the
              LSTM, its two after it)
 w1-pendulum  the first of these with Gaussian actions and running normalisation on both sides
-w2           Breakout, one grey 84 x 84 frame, Nature CNN 512, GRU (rppo_gru_atari.py) or LSTM 128
+w2           Breakout, one grey 84 x 84 frame, Nature CNN 512, GRU (rppo_gru_atari.py) or LSTM 128; a
+             run with --amp takes some eight minutes on a CPU without bfloat16
 w3           HalfCheetah, TRPO with sb3-contrib's defaults
 w4           CartPole, PPO1's defaults beside a loop after Spinning Up's PPO (spinning_up.py), which
              makes 80 passes where ppo1_mpi.py makes 4; two ranks collect twice the steps of one (weak

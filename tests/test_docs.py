@@ -1,11 +1,13 @@
 """What README and the pages print works: every command's flags are there, every program runs."""
 
 import importlib.util
+import json
 import re
 import shlex
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -132,6 +134,27 @@ def test_use_trained_agents_as_the_page_says(folder, capsys):
     for name in ("act.py", "act_many.py"):
         run(found[name], folder, name)
     assert re.search(r"\d", capsys.readouterr().out)
+
+
+def test_a_sweep_is_drawn(folder, capsys):
+    """Of two runs, their mean return and their curves."""
+    pytest.importorskip("matplotlib")
+    import use
+
+    script = use.fresh("rppo_lstm", "scalars")
+    small = dict(num_steps=8, hidden_size=8, total_timesteps=128, eval_episodes=1, csv=True)
+    for seed in 1, 2:
+        name = f"seed{seed}"
+        script.train(script.Args(runs_dir="runs/sweep", run_name=name, seed=seed, **small))
+    results = [json.loads(path.read_text()) for path in Path("runs/sweep").glob("*/result.json")]
+    mean = np.mean([result["returns"] for result in results])
+    capsys.readouterr()
+    found = programs("docs/sweep.md")
+    run(found["plot_sweep.py"], folder, "plot_sweep.py")
+    assert f"0.002: {mean:.1f} [" in capsys.readouterr().out
+    curves = run(found["plot_curves.py"], folder, "plot_curves.py")["run"]
+    assert len(curves["step"]) > 1 and np.isfinite(curves["chartsepisodic_return"][-1])
+    assert Path("sweep.svg").stat().st_size > 1000 < Path("curves.svg").stat().st_size
 
 
 def test_environments_of_the_page_train(folder):

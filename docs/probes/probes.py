@@ -436,7 +436,7 @@ def verdict(probe, scores) -> tuple[bool, str | None]:
     def distance(expected) -> np.ndarray:
         return np.abs(np.subtract(scores, expected))
 
-    # Right agents came within 0.06, those with a mistake of the probe's kind no nearer than 0.4.
+    # Right agents were at most 0.12 away, those with a mistake of the probe's kind at least 0.4.
     if distance(probe.right).max() <= 0.25:
         return True, None
     nearest = min(probe.wrong, key=lambda mistake: distance(probe.wrong[mistake]).mean())

@@ -235,6 +235,12 @@ def knobs(script) -> None:
     script.train = lambda args: train(copy.copy(args))
 
 
+def evaluation_envs(script, args, num_envs: int, render_mode: str | None = None):
+    """As the script's own evaluation has them: a game of Atari's is cut after EVAL_FRAMES."""
+    frames = [script.EVAL_FRAMES] if hasattr(script, "EVAL_FRAMES") else []
+    return script.make_envs(args, num_envs, render_mode, *frames)
+
+
 def is_first(script) -> bool:
     """Is this the process that writes? The only one, or rank 0 of mpiexec's or torchrun's."""
     return not hasattr(script, "world") or script.world().rank == 0

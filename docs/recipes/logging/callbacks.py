@@ -62,8 +62,7 @@ def use(script):
                     self.writer.add_histogram(name, weights.detach(), self.step)
             if self.passed(self.args.film_every):
                 with driver.same_random_numbers():
-                    more = [script.EVAL_FRAMES] if hasattr(script, "EVAL_FRAMES") else []
-                    envs = script.make_envs(self.args, 1, "rgb_array", *more)
+                    envs = driver.evaluation_envs(script, self.args, 1, "rgb_array")
                     films = RecordVideo(envs, str(self.dir / "films" / str(self.step)))
                     seed = script.env_seed(self.args.seed, script.EVALUATION, self.step)
                     script.evaluate(self.agent, films, seed, self.args.deterministic)

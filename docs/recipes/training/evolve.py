@@ -194,8 +194,9 @@ def main() -> None:
     parser.add_argument("words", nargs="+", help="the script, then recipes, separated by commas")
     parser.add_argument("--evolve", action=argparse.BooleanOptionalAction, default=True)
     numbers = {"members": 4, "generations": 5, "steps": 20_000, "tournament": 2, "seed": 1}
-    for name, default in {**numbers, "processes": None}.items():
+    for name, default in numbers.items():
         parser.add_argument(f"--{name}", type=int, default=default, help=f"default: {default}")
+    parser.add_argument("--processes", type=int, help="default: one for each core")
     parser.add_argument("--genes", help="names and ranges, in JSON")
     parser.add_argument("--mutation", type=float, default=1.0, help="probability of a change")
     parser.add_argument("--runs-dir", default="runs")

@@ -56,8 +56,8 @@ def use(script):
             """The mean return; keeps the best so far, that of a resumed run included."""
             with driver.same_random_numbers():
                 if self.eval_envs is None:
-                    more = [None, script.EVAL_FRAMES] if hasattr(script, "EVAL_FRAMES") else []
-                    self.eval_envs = script.make_envs(self.args, self.args.eval_episodes, *more)
+                    n = self.args.eval_episodes
+                    self.eval_envs = driver.evaluation_envs(script, self.args, n)
                     # None is ever closed: closing one may end pygame for a whole process.
                     self.eval_envs.close = do_nothing
                     for env in getattr(self.eval_envs.unwrapped, "envs", []):

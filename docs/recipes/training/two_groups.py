@@ -7,9 +7,11 @@
 
 As Sample Factory's double-buffered sampling (Petrenko et al. 2020, arXiv:2006.11751), but no data are
 older than without it: both groups play all T steps before the agent learns. Only the order differs in
-which random numbers become actions. Where the same cores play and act there's nothing to gain. Nobody
-has measured yet what there is to gain with a GPU.
+which random numbers become actions. Where the same cores play and act there's nothing to gain; with a
+GPU it isn't measured yet.
 """
+
+from weakref import proxy
 
 import gymnasium as gym
 import numpy as np
@@ -68,9 +70,9 @@ def use(script):
     class Agent(script.Agent):
         def __init__(self, envs, args):
             super().__init__(envs, args)
-            self.envs = envs.unwrapped
-            self.in_turns = isinstance(self.envs, TwoGroups)
-            if self.in_turns:
+            self.envs = None  # where all act at once
+            if isinstance(envs.unwrapped, TwoGroups):
+                self.envs = proxy(envs.unwrapped)  # train's, and freed with it
                 self.envs.act_in_first = self.act_in_first
 
         def act(self, i, obs, state):
@@ -88,7 +90,7 @@ def use(script):
 
         def step(self, obs, state):
             envs = self.envs
-            if not self.in_turns:
+            if envs is None:
                 return super().step(obs, state)
             if envs.t == envs.num_steps:  # the value after the rollout; the next begins
                 envs.t = 0
@@ -96,18 +98,18 @@ def use(script):
             n = envs.size
             if envs.t == 0:
                 self.first = self.act(0, obs[:n], state[:, :n])
-            parts = zip(self.first, self.act(1, obs[n:], state[:, n:]))
-            log_pi, value, next_state, actions = parts
+            both = zip(self.first, self.act(1, obs[n:], state[:, n:]))
+            log_pi, value, next_state, actions = both
             log_pi = torch.cat(log_pi)
             log_pi.drawn = torch.cat(actions)  # for train's call of sample
             return log_pi, torch.cat(value), torch.cat(next_state, 1)
 
         def predict(self, *inputs, **options):
-            in_turns, self.in_turns = self.in_turns, False
+            envs, self.envs = self.envs, None
             try:
                 return super().predict(*inputs, **options)
             finally:
-                self.in_turns = in_turns
+                self.envs = envs
 
     script.make_envs, script.Agent = make_groups, Agent
     script.sample = lambda log_pi: log_pi.drawn if hasattr(log_pi, "drawn") else sample(log_pi)
