@@ -5,10 +5,12 @@ pytest -m cuda -n0 --dry   # anywhere: what the GPU will run runs at all
 """
 
 import json
+import sys
 
 import pytest
 import torch
-from support import MODULES, awkward_ends, main
+import tyro
+from support import MODULES, ROOT, awkward_ends, main
 
 pytestmark = pytest.mark.cuda
 
@@ -81,3 +83,19 @@ def test_a_run_begins_as_on_the_cpu_and_goes_on(script, device, tmp_path):
         after.append(torch.load(tmp_path / "runs/gpu/agent.pt", map_location="cpu")["agent"])
     assert all(torch.equal(x, after[1][name]) for name, x in after[0].items())
     assert json.loads((tmp_path / "runs/gpu/result.json").read_text())["args"]["cuda"] == bool(cuda)
+
+
+@pytest.mark.parametrize("script", ["rppo_lstm", "rppo_continuous"])
+def test_cuda_graphs_learn_as_without_them(script, device, tmp_path):
+    """Over three rollouts, with episodes that end."""
+    sys.path.append(str(ROOT / "docs/recipes"))
+    import use
+
+    agents = []
+    for names in [], ["cuda_graphs"]:
+        module = use.fresh(script, *names)
+        args = tyro.cli(module.Args, args=f"{RUNS[script]} --total-timesteps 300".split())
+        args.cuda, args.runs_dir, args.run_name = device == "cuda", str(tmp_path), f"{names}"
+        agents.append(module.train(args))
+    for a, b in zip(*(agent.parameters() for agent in agents)):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-6)

@@ -43,6 +43,7 @@ RECIPES: dict = {
     "eval_limit": ("LCGTP", {"eval_steps": 9}),
     "schedules": ("LCGTP", SCHEDULES),
     "two_groups": ("G", {}),
+    "cuda_graphs": ("LCG", {}),
     "keep_best": ("LCGTP", {"eval_every": 1}),
     "scalars": ("LCGTP", {"csv": True}),
     "callbacks": ("LCGTP", {"checkpoint_every": 1, "quiet": True}),

@@ -13,6 +13,7 @@ from gymnasium.utils.env_checker import check_env
 from recipe_tools import build, driver, first_ratios, needs, reopened, returns, run
 from support import awkward_ends, scalars
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 CHOICES, REAL = spaces.Discrete(3), spaces.Box(-1, 1, (2,), np.float32)
 ENVS = {"rppo_continuous": "Pendulum-v1"}  # of the others: CartPole-v1
@@ -639,3 +640,31 @@ def test_ppo1_plays_games_as_rppo_gru_atari_does(tmp_path):
         x, rewards, *_ = theirs.step(np.full(2, 3))
         y, signs, *_ = ours.step(np.full(2, 3))
         assert np.array_equal(np.sign(rewards), signs)
+
+
+@pytest.mark.parametrize("name", ["rppo_lstm", "rppo_continuous", "rppo_gru_atari"])
+def test_what_cuda_graphs_records_learns_the_same(tmp_path, monkeypatch, name):
+    """A graph, played by hand: the operations that were recorded, on the memory that they had."""
+    needs(name)
+    agents = []
+    for names in [], ["cuda_graphs"]:
+        script = driver.fresh(name, *names)
+        flags = {"env_id": "ALE/Breakout-v5"}
+        if name != "rppo_gru_atari":
+            flags = {"env_id": ENVS.get(name, "CartPole-v1"), "seq_len": 8, "eval_episodes": 4}
+        if names:
+            recipe, traced = driver.recipe("cuda_graphs"), []
+
+            def trace(function, inputs):
+                traced.append(function)
+                with torch.inference_mode(False), torch.enable_grad():
+                    inputs = [x.clone() for x in inputs]
+                    return make_fx(lambda *x: function(*x))(*inputs)
+
+            monkeypatch.setattr(recipe, "on_gpu", lambda obs: True)
+            monkeypatch.setattr(recipe, "record", trace)
+            monkeypatch.setattr(recipe, "record_with_gradients", trace)
+        agents.append(run(script, tmp_path, **flags)[0])
+    assert len(traced) == 2
+    for a, b in zip(*(agent.parameters() for agent in agents)):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
