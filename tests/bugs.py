@@ -1,4 +1,4 @@
-"""A hundred ways to get recurrent PPO wrong, each with the test that must notice.
+"""More than a hundred ways to get recurrent PPO wrong, each with the test that must notice.
 
     python tests/bugs.py            # tries them all, two at a time, in some minutes
     python tests/bugs.py gsde lstm  # those whose script or title has one of the words

@@ -85,16 +85,28 @@ def test_a_run_begins_as_on_the_cpu_and_goes_on(script, device, tmp_path):
     assert json.loads((tmp_path / "runs/gpu/result.json").read_text())["args"]["cuda"] == bool(cuda)
 
 
-@pytest.mark.parametrize("script", ["rppo_lstm", "rppo_continuous"])
-def test_cuda_graphs_learn_as_without_them(script, device, tmp_path):
-    """Over three rollouts, with episodes that end."""
+@pytest.mark.parametrize(
+    "script, others",
+    [
+        ("rppo_lstm", ""),
+        ("rppo_continuous", ""),
+        ("rppo_gru_atari", ""),
+        ("rppo_lstm", "attention"),
+    ],
+)
+def test_cuda_graphs_learn_as_without_them(script, others, device, tmp_path):
+    """Over three rollouts, with episodes that end, and an evaluation of as many environments."""
     sys.path.append(str(ROOT / "docs/recipes"))
     import use
 
     agents = []
     for names in [], ["cuda_graphs"]:
-        module = use.fresh(script, *names)
+        module = use.fresh(script, *names, *others.split())
         args = tyro.cli(module.Args, args=f"{RUNS[script]} --total-timesteps 300".split())
+        if script == "rppo_gru_atari":
+            args.total_timesteps = 60
+        else:
+            args.eval_episodes = args.num_envs
         args.cuda, args.runs_dir, args.run_name = device == "cuda", str(tmp_path), f"{names}"
         agents.append(module.train(args))
     for a, b in zip(*(agent.parameters() for agent in agents)):

@@ -642,16 +642,24 @@ def test_ppo1_plays_games_as_rppo_gru_atari_does(tmp_path):
         assert np.array_equal(np.sign(rewards), signs)
 
 
-@pytest.mark.parametrize("name", ["rppo_lstm", "rppo_continuous", "rppo_gru_atari"])
-def test_what_cuda_graphs_records_learns_the_same(tmp_path, monkeypatch, name):
+@pytest.mark.parametrize(
+    "name, others",
+    [
+        ("rppo_lstm", ""), ("rppo_continuous", ""), ("rppo_gru_atari", ""),
+        ("rppo_lstm", "losses overlap"), ("rppo_lstm", "carry_state"),
+    ],
+)  # fmt: skip
+def test_what_cuda_graphs_records_learns_the_same(tmp_path, monkeypatch, name, others):
     """A graph, played by hand: the operations that were recorded, on the memory that they had."""
     needs(name)
     agents = []
     for names in [], ["cuda_graphs"]:
-        script = driver.fresh(name, *names)
-        flags = {"env_id": "ALE/Breakout-v5"}
-        if name != "rppo_gru_atari":
-            flags = {"env_id": ENVS.get(name, "CartPole-v1"), "seq_len": 8, "eval_episodes": 4}
+        script = driver.fresh(name, *names, *others.split())
+        flags = {"clip_value": "max"} if "losses" in others else {}
+        if name == "rppo_gru_atari":
+            flags |= {"env_id": "ALE/Breakout-v5", "seq_len": 2}
+        else:
+            flags |= {"env_id": ENVS.get(name, "CartPole-v1"), "seq_len": 8, "eval_episodes": 4}
         if names:
             recipe, traced = driver.recipe("cuda_graphs"), []
 

@@ -79,9 +79,8 @@ def test_what_a_run_leaves(script, tmp_path, monkeypatch):
     )
     monkeypatch.setattr(module, "time", fake)
     monkeypatch.setattr(module, "Run", Run)
-    code, out, err = main(
-        tmp_path, script, *clock(script), f"--total-timesteps {8 * STEPS} --eval-episodes 3"
-    )
+    flags = f"--total-timesteps {8 * STEPS} --eval-episodes 3 --torch-threads 0"
+    code, out, err = main(tmp_path, script, *clock(script), flags)
     assert code == 0 and shown(err) == [], err
     [run_dir] = (tmp_path / "runs").iterdir()
     assert run_dir.name.startswith(f"support-Toy-v0__{script}__1__")

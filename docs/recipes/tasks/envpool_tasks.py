@@ -6,7 +6,7 @@
 
 Weng et al. 2022, arXiv:2206.10558. Tasks have Gymnasium's names; --env-kwargs are EnvPool's, such as
 '{"num_threads": 4}'. Since version 1.2 it resets as Gymnasium does: an episode's last observation is
-a time step of its own. --play in a window or into a video plays in Gymnasium. Most of a training's
+a time step of its own. --play in a window or into a video plays in Gymnasium, without them. Most of a training's
 time goes into learning: on one core rppo_continuous became 1.16 times as fast on Pendulum and 1.17
 times on HalfCheetah, rppo_lstm with minigrid_memory 1.57 times (benchmarks/memories.py speed).
 
@@ -44,7 +44,7 @@ def use(script):
 
     def make_vec(env_id, num_envs, mode=None, **options):
         if "render_mode" in options:
-            return gym.make_vec(env_id, num_envs, mode, **options)
+            return gym.make_vec(env_id, num_envs, mode, render_mode=options["render_mode"])
         known = env_id in envpool.list_all_envs()
         script.check(known, f"--env-id {env_id}: EnvPool has no such task")
         return Pool(partial(envpool.make_gymnasium, env_id), num_envs, **options)

@@ -6,14 +6,17 @@ Before the first gradient step of an update the replay must give the log-probabi
 the agent acted: the first minibatch's log ratios are 0, up to rounding. A memory without its reset,
 sequences that start from other states, swapped axes and statistics that are updated too early all
 show here, though the agent learns in spite of them. A mistake that acting and replay share doesn't:
-docs/probes has environments that show it.
+docs/probes has environments that show it. On a GPU replay is in full float32, not in cuDNN's TF32.
 """
+
+import torch
 
 LARGEST = 1e-3  # rounding gives some 1e-6, in long sequences 1e-5
 
 
 def use(script):
     script.check(script.kind != "trpo", "check_replay: trpo keeps no log-probabilities of acting")
+    torch.backends.cudnn.allow_tf32 = False
     minibatches, ppo_loss = script.minibatches, script.ppo_loss
     first = False
 

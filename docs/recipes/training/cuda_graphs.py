@@ -18,6 +18,8 @@ import torch
 import use as driver
 
 
+@torch.inference_mode(False)  # or the graph's memory could only be written in inference mode
+@torch.no_grad()
 def record(function, inputs):
     """function(*inputs) -> tensors, recorded -> a function of such inputs that launches the graph."""
     static = [x.clone() for x in inputs]  # a graph reads and writes the same memory each time
@@ -90,6 +92,13 @@ def use(script):
                 getattr(self, name).register_forward_pre_hook(unpack_final)
             if hasattr(self, "obs_stats"):
                 driver.change(self.obs_stats, update=self.update_in_place)
+
+        def _apply(self, *inputs):  # as in agent.to(device): other memory
+            self.recorded = {}
+            return super()._apply(*inputs)
+
+        def __getstate__(self):  # a copy of the agent has memory of its own
+            return {**self.__dict__, "recorded": {}}
 
         def update_in_place(self, update, rows):
             """The new statistics in the old ones' memory, which graphs read."""

@@ -57,6 +57,7 @@ class TwoGroups(gym.vector.VectorEnv):
 
 def use(script):
     script.check(script.kind == "rppo_gru_atari", "two_groups: only for ale_py's games")
+    script.check("cuda_graphs" not in script.recipes, "two_groups: not with cuda_graphs")
     make_envs, sample = script.make_envs, script.sample
 
     def make_groups(args, num_envs, *options):
