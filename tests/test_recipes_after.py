@@ -334,15 +334,19 @@ def test_a_model_of_sb3_acts_the_same_here_and_back_there(env_id, critic, option
         assert torch.equal(value, back.policy.state_dict()[name]), name
 
 
-def test_normalised_observations_go_there_and_back(tmp_path):
+@pytest.mark.parametrize("norm_obs", [True, False])
+def test_statistics_and_hyperparameters_go_there_and_back(tmp_path, norm_obs):
     """VecNormalize's statistics on the way here; on the way back they and the encoder are in the zip
     file."""
     contrib = pytest.importorskip("sb3_contrib")
     from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
-    venv = VecNormalize(DummyVecEnv([lambda: gym.make("CartPole-v1")]))
+    venv = VecNormalize(DummyVecEnv([lambda: gym.make("CartPole-v1")]), norm_obs=norm_obs)
     small = dict(lstm_hidden_size=8, net_arch=[])
-    model = contrib.RecurrentPPO("MlpLstmPolicy", venv, n_steps=64, policy_kwargs=small, seed=1)
+    model = contrib.RecurrentPPO(
+        "MlpLstmPolicy", venv, learning_rate=lambda left: 3e-4 * left, n_steps=64, n_epochs=3,
+        clip_range=0.1, policy_kwargs=small, seed=1,
+    )  # fmt: skip
     model.learn(256)
     model.save(tmp_path / "model.zip")
     venv.save(str(tmp_path / "vec.pkl"))
@@ -351,6 +355,9 @@ def test_normalised_observations_go_there_and_back(tmp_path):
     recipe.convert(model_file, "CartPole-v1", run_dir, statistics)
     script, args, _, agent, _ = driver.open_run(run_dir)
     assert agent.return_stats.var == pytest.approx(venv.ret_rms.var)
+    assert (args.norm_obs, args.norm_reward) == (norm_obs, True)
+    assert (args.learning_rate, args.anneal_lr, args.vf_coef) == (3e-4, False, 1.0)
+    assert (args.clip_coef, args.update_epochs) == (0.1, 3)
     same_actions(agent, script.make_envs(args, 4), model, venv.normalize_obs)
     script = driver.fresh("rppo_lstm")
     _, run_dir = run(script, tmp_path, env_id="CartPole-v1", norm_obs=True)
@@ -369,6 +376,9 @@ def test_what_is_not_converted_is_named(tmp_path):
         with pytest.raises(ValueError, match=says):
             recipe.convert(str(tmp_path / "m.zip"), "CartPole-v1", str(tmp_path / "no"))
 
+    contrib.TRPO("MlpPolicy", "CartPole-v1").save(tmp_path / "m.zip")
+    with pytest.raises(ValueError, match="isn't RecurrentPPO's"):
+        recipe.convert(str(tmp_path / "m.zip"), "CartPole-v1", str(tmp_path / "no"))
     picture = Sampled(spaces.Discrete(2), spaces.Box(0, 255, (36, 36, 3), np.uint8))
     refused(picture, "divides images by 255")
     refused(Sampled(spaces.MultiDiscrete([2, 2])), "only Discrete and Box")

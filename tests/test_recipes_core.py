@@ -533,8 +533,11 @@ def test_a_population_trains_and_says_what_fails(tmp_path, monkeypatch, capsys):
     with pytest.raises(ValueError, match="exists"):
         population.main("1", *words)
     monkeypatch.chdir(tmp_path / "runs")
-    with pytest.raises(ValueError, match="--gae-lambda: must not be above 1"):
+    with pytest.raises(ValueError, match="return: --gamma, --gae-lambda: must not be above 1"):
         population.main("1", *words, "--gamma", "2.0")
+    runs = {tmp_path / "1": [*words, "--no-flag"], tmp_path / "2": words}
+    assert population.train_all(runs)[0] == -np.inf
+    assert capsys.readouterr().err == f"{tmp_path}/1 failed: Unrecognized options: --no-flag\n"
 
 
 def test_an_offspring_differs_in_one_gene_within_its_range():

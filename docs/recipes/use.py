@@ -253,7 +253,7 @@ def of_first(script, x):
 
 def numbers(script, name: str, words: str) -> list[int]:
     """The positive integers that a flag has, separated by commas."""
-    split = words.split(",")
+    split = str(words).split(",")  # YAML makes a number of 64
     fits = all(word.isdecimal() and int(word) > 0 for word in split)
     script.check(fits, f"{name} {words!r}: must be positive integers, separated by commas")
     return [int(word) for word in split]
@@ -325,7 +325,11 @@ def main() -> None:
             name, names, paths = made_by(old_run)
         if words and (words[0].endswith(".py") or words[0] in SCRIPTS):
             name = words.pop(0)
-        if words and not old_run:
+        if words and old_run:
+            raise ValueError(
+                f"{' '.join(words)}: {old_run} has its recipes already, leave them out"
+            )
+        if words:
             names = words.pop(0).split(",")
         if words:
             raise ValueError(

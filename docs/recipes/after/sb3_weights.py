@@ -10,7 +10,9 @@ or without gSDE, for vectors and Discrete or Box actions, with or without VecNor
 of rppo_lstm or rppo_continuous, with the recipes networks, stacked_lstm and sde where they are
 needed. On the way back, what comes before the LSTM, the normalisation and the encoder, becomes the
 model's features_extractor_class, which is in the zip file, too. The optimiser's state isn't taken
-along, either way. Of models that can't be converted you are told why.
+along, either way. A run that goes on has the model's losses, rates (a schedule's first value) and
+epochs, but rollouts and minibatches of this project's: they're flags of --resume. Of models that can't
+be converted you are told why.
 """
 
 import json
@@ -72,26 +74,37 @@ def pairs(agent, policy):
         yield agent.log_std, policy.log_std
 
 
-def take_statistics(script, agent, file: str) -> None:
-    """VecNormalize's, of observations and returns."""
+def read_statistics(file: str) -> dict:
+    """VecNormalize's, of an agent's return_stats and obs_stats, if they are normalised."""
     import pickle
 
     with open(file, "rb") as stored:
         normalize = pickle.load(stored)
-    usual = (normalize.clip_obs, normalize.epsilon) == (10.0, 1e-8)
-    script.check(usual, f"{file}: clip_obs must be 10, and epsilon 1e-8")
-    pairs = [(agent.return_stats, normalize.ret_rms), (agent.obs_stats, normalize.obs_rms)]
-    for ours, theirs in pairs[: 1 + normalize.norm_obs]:
-        for name in "mean", "var", "count":
-            getattr(ours, name).copy_(torch.as_tensor(getattr(theirs, name)))
+    if (normalize.clip_obs, normalize.epsilon) != (10.0, 1e-8):
+        raise ValueError(f"{file}: clip_obs must be 10, and epsilon 1e-8")
+    found = {"return_stats": normalize.ret_rms} if normalize.norm_reward else {}
+    return found | ({"obs_stats": normalize.obs_rms} if normalize.norm_obs else {})
+
+
+def hyperparameters(model) -> dict:
+    return dict(
+        learning_rate=model.lr_schedule(1.0), anneal_lr=False, clip_coef=model.clip_range(1.0),
+        gamma=model.gamma, gae_lambda=model.gae_lambda, update_epochs=model.n_epochs,
+        ent_coef=model.ent_coef, vf_coef=2 * model.vf_coef, max_grad_norm=model.max_grad_norm,
+        target_kl=model.target_kl,
+    )  # fmt: skip
 
 
 def convert(file: str, env_id: str, run_dir: str, statistics: str = "") -> None:
     """Writes the run directory."""
     from sb3_contrib import RecurrentPPO
 
-    model = RecurrentPPO.load(file, device="cpu")
+    try:
+        model = RecurrentPPO.load(file, device="cpu")
+    except AttributeError as error:  # a model of TRPO has no lstm_actor
+        raise ValueError(f"{file} isn't RecurrentPPO's: {error}") from error
     policy = model.policy
+    stats = read_statistics(statistics) if statistics else {}
     box = isinstance(model.action_space, spaces.Box)
     layers = policy.lstm_actor.num_layers
     needed = {"networks": True, "stacked_lstm": layers > 1, "sde": box}
@@ -109,7 +122,8 @@ def convert(file: str, env_id: str, run_dir: str, statistics: str = "") -> None:
     script.check(not getattr(policy, "squash_output", False), squashed)
     path = Path(run_dir)
     flags.update(env_id=env_id, runs_dir=str(path.parent), run_name=path.name)
-    flags.update(norm_obs=bool(statistics), gamma=model.gamma, gae_lambda=model.gae_lambda)
+    flags.update(norm_obs="obs_stats" in stats, norm_reward="return_stats" in stats)
+    flags.update(hyperparameters(model))
     args = script.Args(**flags)
     envs = script.make_envs(args, 1)
     same = envs.single_action_space == model.action_space
@@ -118,8 +132,11 @@ def convert(file: str, env_id: str, run_dir: str, statistics: str = "") -> None:
     with torch.no_grad():
         for ours, theirs in pairs(agent, policy):
             ours.copy_(theirs)
-    if statistics:
-        take_statistics(script, agent, statistics)
+        for name, theirs in stats.items():
+            for number in "mean", "var", "count":
+                getattr(getattr(agent, name), number).copy_(
+                    torch.as_tensor(getattr(theirs, number))
+                )
     run = script.Run(args, envs, agent, torch.optim.Adam(agent.parameters(), eps=1e-5))
     run.bar.close()
     run.writer.close()

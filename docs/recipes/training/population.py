@@ -30,22 +30,28 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-def train(folder: Path, words: list[str]) -> None:
-    """One run, in this folder; words are use.py's. ValueError for what it refuses."""
+def why(stderr: str) -> str:
+    """The last line that says something; of what tyro refuses, the first within its frame."""
+    lines = [line.strip("│╭╮╰╯─ ") for line in stderr.splitlines()]
+    lines = [line for line in lines if line and not line.startswith("to continue:")]
+    if "╭" in stderr:
+        lines = lines[:2]
+    return lines[-1].removeprefix("error: ") if lines else "no word why"
+
+
+def train(folder: Path, words: list[str]) -> str | None:
+    """One run, in this folder; words are use.py's -> None, or why it failed."""
     command = [sys.executable, str(driver.HERE / "use.py"), *words]
     command += ["--runs-dir", str(folder.parent), "--run-name", folder.name]
     quiet = {**os.environ, "TQDM_DISABLE": "1"}
     for _ in range(2):
         shutil.rmtree(folder, ignore_errors=True)
         done = subprocess.run(command, capture_output=True, text=True, env=quiet)
-        if done.returncode == 2:  # a flag that can't be used: in all runs alike
-            raise ValueError(done.stderr.strip().splitlines()[-1].removeprefix("error: "))
         if done.returncode == 0:
-            return
-    lines = [line for line in done.stderr.splitlines() if line]
-    errors = [line for line in lines if not line.startswith("to continue:")]
-    reason = errors[-1] if errors else f"exit code {done.returncode}"
-    print(f"{folder} failed: {reason}", file=sys.stderr)
+            return None
+        if done.returncode == 2:  # a flag that can't be used
+            break
+    return why(done.stderr)
 
 
 def score(folder: Path) -> float:
@@ -60,10 +66,13 @@ def train_all(runs: dict[Path, list[str]], processes: int | None = None) -> list
     if driver.flag("eval-episodes") == "0":
         raise ValueError("--eval-episodes 0: no return to choose by")
     with ThreadPoolExecutor(processes or cores()) as pool:
-        list(pool.map(train, runs.keys(), runs.values()))
+        reasons = list(pool.map(train, runs.keys(), runs.values()))
     scores = [score(folder) for folder in runs]
     if max(scores) == -np.inf:
-        raise ValueError("no run has a return")
+        raise ValueError(f"no run has a return: {reasons[0]}")
+    for folder, reason in zip(runs, reasons):
+        if reason:
+            print(f"{folder} failed: {reason}", file=sys.stderr)
     return scores
 
 
