@@ -235,6 +235,13 @@ def knobs(script) -> None:
     script.train = lambda args: train(copy.copy(args))
 
 
+def stop(script, run, flag: str, value: float) -> None:
+    """Ends training with this iteration, and says which flag wants it."""
+    run.knobs.total_timesteps = run.step
+    if is_first(script):
+        run.bar.write(f"step {run.step}: {flag} {value:g} is reached, training ends")
+
+
 def evaluation_envs(script, args, num_envs: int, render_mode: str | None = None):
     """As the script's own evaluation has them: a game of Atari's is cut after EVAL_FRAMES."""
     frames = [script.EVAL_FRAMES] if hasattr(script, "EVAL_FRAMES") else []

@@ -44,7 +44,7 @@ def use(script):
             full = len(self.returns) == 100
             reached = full and np.mean(self.returns) >= self.args.stop_at_return
             if driver.of_first(script, bool(reached)):
-                self.knobs.total_timesteps = self.step
+                driver.stop(script, self, "--stop-at-return", self.args.stop_at_return)
             self.before = self.step
 
         def passed(self, every):

@@ -49,7 +49,7 @@ def use(script):
             began = time.perf_counter()
             score = self.evaluate() if driver.is_first(script) else None
             if driver.of_first(script, score) >= self.args.stop_at_eval:
-                self.knobs.total_timesteps = self.step
+                driver.stop(script, self, "--stop-at-eval", self.args.stop_at_eval)
             self.began += time.perf_counter() - began  # so that charts/SPS is of training
 
         def evaluate(self) -> float:
