@@ -1,6 +1,7 @@
 """What each recipe of networks, memory, tasks, training and logging does, in numbers."""
 
 import csv
+import json
 from dataclasses import replace
 
 import gymnasium as gym
@@ -12,6 +13,7 @@ from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
 from recipe_tools import build, driver, first_ratios, needs, reopened, returns, run
 from support import awkward_ends, scalars
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -406,7 +408,8 @@ def test_keep_best_keeps_the_best_and_stops(tmp_path, name):
 # Logging
 def test_scalars_write_rows(tmp_path):
     script = driver.fresh("rppo_continuous", "scalars")
-    flags = dict(env_id="Pendulum-v1", total_timesteps=384, eval_episodes=0, csv=True, log_every=2)
+    flags = dict(env_id="Pendulum-v1", total_timesteps=384, eval_episodes=0, log_every=2)
+    flags |= dict(csv=True, json=True, table=True)
     agent, run_dir = run(script, tmp_path, **flags)
     rows = list(csv.DictReader(open(run_dir / "progress.csv")))
     logged = scalars(run_dir)
@@ -417,6 +420,8 @@ def test_scalars_write_rows(tmp_path):
     script.train(replace(agent.args, resume=str(run_dir), total_timesteps=512))
     rows = list(csv.DictReader(open(run_dir / "progress.csv")))
     assert [int(row["step"]) for row in rows] == [128, 256, 384, 512]
+    lines = [json.loads(line) for line in (run_dir / "progress.json").read_text().splitlines()]
+    assert [line["losses/entropy"] for line in lines] == [float(r["losses/entropy"]) for r in rows]
 
 
 @pytest.mark.parametrize("name", ["rppo_lstm", "ppo1_mpi"])
@@ -431,6 +436,21 @@ def test_callbacks_stop_and_keep_checkpoints(tmp_path, name):
     steps = sorted(int(folder.name) for folder in (run_dir / "checkpoints").iterdir())
     assert [step // 500 for step in steps] == [1, 2]
     assert all(script.load(run_dir / "checkpoints" / str(step))["step"] == step for step in steps)
+
+
+def test_callbacks_write_histograms_and_films(tmp_path):
+    """Which change nothing in what is learned."""
+    pytest.importorskip("moviepy")
+    script = driver.fresh("rppo_lstm", "callbacks")
+    flags = dict(env_id="CartPole-v1", total_timesteps=300)
+    plain, _ = run(script, tmp_path, **flags)
+    agent, run_dir = run(script, tmp_path, histograms_every=200, film_every=200, **flags)
+    assert same_weights(agent, plain)
+    assert {*EventAccumulator(str(run_dir)).Reload().Tags()["histograms"]} == {
+        name for name, _ in agent.named_parameters()
+    }
+    [film] = run_dir.glob("films/*/*.mp4")
+    assert 200 <= int(film.parent.name) < 300 and film.stat().st_size > 1000
 
 
 # Tasks
