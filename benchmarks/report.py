@@ -50,6 +50,7 @@ METHODS = {  # for people
     "lstm, gamma 0.5": "LSTM, gamma 0.5",
     "lstm, separate critic": "LSTM, separate critic",
     "lstm, sequences of 1": "LSTM, sequences of 1",
+    "lstm, slow memory": "LSTM, memory's learning rate a tenth",
     "trpo": "trpo.py",
     "trpo, lstm": "trpo.py with an LSTM",
     "trpo, gSDE": "trpo.py with gSDE",

@@ -366,6 +366,28 @@ def test_schedules_equal_the_formulas(tmp_path, kind):
     assert all(saved[key] == x for key, x in args.items()) and saved["anneal_lr"]
 
 
+def test_the_memory_learns_at_a_rate_of_its_own(tmp_path):
+    """Adam's first step moves each weight by its learning rate; a resumed run keeps both."""
+    script = driver.fresh("rppo_lstm", "schedules")
+    flags = dict(env_id="CartPole-v1", total_timesteps=1, eval_episodes=0, anneal_lr=False)
+    flags |= dict(learning_rate=0.01, memory_lr=0.1, num_minibatches=1, update_epochs=1)
+    first = {}
+
+    class Agent(script.Agent):
+        def __init__(self, *inputs):
+            super().__init__(*inputs)
+            first.update({name: x.detach().clone() for name, x in self.named_parameters()})
+
+    script.Agent = Agent
+    agent, run_dir = run(script, tmp_path, **flags)
+    for name, x in agent.named_parameters():
+        moved = (x - first[name]).abs().max().item()
+        assert moved == pytest.approx(0.001 if name.startswith("lstm.") else 0.01, rel=0.02), name
+    groups = script.load(run_dir)["optimizer"]["param_groups"]
+    assert [group["lr"] for group in groups] == pytest.approx([0.01, 0.001])
+    script.train(replace(agent.args, resume=str(run_dir), total_timesteps=100))
+
+
 @pytest.mark.parametrize("name", VECTORS)
 def test_without_flags_schedules_and_keep_best_and_callbacks_change_nothing(tmp_path, name):
     """Bit for bit, even where the environment draws from numpy's and Python's generators."""

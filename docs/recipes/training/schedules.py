@@ -6,6 +6,7 @@
     python docs/recipes/use.py ppo1_mpi schedules --learning-rate-schedule double_middle_drop
     python docs/recipes/use.py rppo_lstm schedules --learning-rate-schedule my_module:warm_up
     python docs/recipes/use.py rppo_lstm schedules --weight-decay 0.01  # AdamW
+    python docs/recipes/use.py rppo_continuous schedules --memory-lr 0.1 --env-id Hopper-v5
     python docs/recipes/use.py rppo_lstm schedules --optimizer RMSprop \\
         --optimizer-kwargs '{"alpha": 0.99, "eps": 1e-5}'
 
@@ -14,7 +15,8 @@ is the script's flag, such as --clip-coef. factor is one of FACTORS, or a functi
 takes p and returns a number. Without a schedule a value does what the script does. Adam's weight
 decay is decoupled from the gradient (Loshchilov & Hutter 2019, arXiv:1711.05101). Another optimiser
 is a class of torch.optim, or your own, module:Class; Adam's flags don't concern it. In trpo the
-optimiser is the critic's.
+optimiser is the critic's. --memory-lr slows the memory alone, in which a step adds up over the whole
+sequence (RESeL, Luo et al. 2024, arXiv:2405.15384).
 """
 
 import importlib
@@ -65,6 +67,15 @@ def another(script, args, optimizer):
         raise script.ArgumentError(f"{flags}: {error}") from error
 
 
+def split(optimizer, weights) -> None:
+    """Gives these weights a group of their own, the second."""
+    [group] = optimizer.param_groups
+    chosen = {id(weight) for weight in weights}
+    second = [x for x in group["params"] if id(x) in chosen]
+    group["params"] = [x for x in group["params"] if id(x) not in chosen]
+    optimizer.add_param_group({**group, "params": second})
+
+
 def use(script):
     driver.knobs(script)
 
@@ -86,6 +97,7 @@ def use(script):
         adam_beta1: float = 0.9  # decay rate of the mean of gradients
         adam_beta2: float = 0.999  # decay rate of the mean of their squares
         weight_decay: float = 0.0  # AdamW's
+        memory_lr: float = 1.0  # the memory's learning rate, as a share of the others'
         optimizer: str = "Adam"  # a class of torch.optim, or module:Class
         optimizer_kwargs: str = "{}"  # its arguments, in JSON
 
@@ -106,15 +118,20 @@ def use(script):
                 script.check(fits, f"{flag}: {script.kind} has no {name}")
                 if hasattr(args, name):
                     self.factors[name] = factor(script, kind, getattr(args, f"{name}_power"))
-            *_, optimizer = inputs
+            *_, agent, optimizer = inputs
             adam = (args.optimizer, args.optimizer_kwargs) == ("Adam", "{}")
             if not adam:  # train holds this object, so it becomes the other
                 new = another(script, args, optimizer)
                 optimizer.__class__, optimizer.__dict__ = type(new), new.__dict__
+            if args.memory_lr != 1:
+                memories = [getattr(agent, name) for name in driver.memories(agent)]
+                fits = memories and script.kind != "trpo"
+                script.check(fits, "--memory-lr: Adam trains no memory here")
+                split(optimizer, [x for memory in memories for x in memory.parameters()])
             super().__init__(args, *inputs)
             self.knobs.anneal_lr = False
-            if adam:
-                self.optimizer.param_groups[0].update(
+            for group in self.optimizer.param_groups if adam else ():
+                group.update(
                     eps=args.adam_eps, betas=betas, weight_decay=args.weight_decay,
                     decoupled_weight_decay=True,
                 )  # fmt: skip
@@ -128,8 +145,9 @@ def use(script):
                 )
                 p = min(self.step / (steps or self.args.total_timesteps), 1)
                 setattr(self.knobs, name, final + (initial - final) * function(p))
-            # Only trpo's train doesn't set it at each iteration.
-            self.optimizer.param_groups[0]["lr"] = self.knobs.learning_rate
+            # Only trpo's train doesn't set the first at each iteration.
+            for group, share in zip(self.optimizer.param_groups, (1, self.args.memory_lr)):
+                group["lr"] = share * self.knobs.learning_rate
 
         def log(self, *inputs):
             super().log(*inputs)
