@@ -105,6 +105,7 @@ BUGS = [
     Bug("the forget gate begins half open", LSTM, "ResetLSTM", "nn.init.ones_(self.cell.bias_ih", "nn.init.zeros_(self.cell.bias_ih", number("first_weights[rppo_lstm]")),
     Bug("the memory isn't emptied while playing", LSTM, "train", "lstm_state = reset_state(lstm_state, final[t])", "pass", train("lstm")),
     Bug("an end in one environment empties all memories", LSTM, "reset_state", "state[:, torch.as_tensor(final, device=state.device)] = 0.0", "state[:] = 0.0", "test_recurrence.py::test_reset_state_zeroes_final_environments_of_any_state"),
+    Bug("a reset changes the caller's state", LSTM, "reset_state", "state = state.clone()", "pass", "test_recurrence.py::test_reset_state_zeroes_final_environments_of_any_state"),
     Bug("a reset keeps a NaN alive", LSTM, "reset_state", "= 0.0", "*= 0.0", "test_train.py::test_a_nan_in_the_state_does_not_survive_an_episodes_end"),
     Bug("the final flag comes one step late", LSTM, "train", "final[t + 1] = terminated[t] | truncated[t]", "final[t + 1] = terminated[t - 1] | truncated[t - 1]", train("lstm")),
     Bug("a rollout forgets that it begins with a final step", LSTM, "train", "        final[0] = final[T]\n", "", train("lstm")),

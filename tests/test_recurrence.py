@@ -115,4 +115,5 @@ def test_reset_state_zeroes_final_environments_of_any_state(shape):
         after = reset_state(state, flags)
         assert not after[:, final].any() and torch.equal(after[:, ~final], state[:, ~final])
     assert reset_state(state, ~final | final ^ True).shape == state.shape
+    assert state.all()  # the caller's is left as it was
     assert reset_state(state, torch.zeros(5, dtype=torch.bool)) is state
