@@ -51,6 +51,7 @@ METHODS = {  # for people
     "lstm, separate critic": "LSTM, separate critic",
     "lstm, sequences of 1": "LSTM, sequences of 1",
     "lstm, slow memory": "LSTM, memory's learning rate a tenth",
+    "lstm, states recomputed": "LSTM, states recomputed",
     "trpo": "trpo.py",
     "trpo, lstm": "trpo.py with an LSTM",
     "trpo, gSDE": "trpo.py with gSDE",

@@ -38,6 +38,7 @@ RECIPES: dict = {
     "warm_start": ("LCGTP", {}),
     "imitation": ("LCGTP", {}),
     "carry_state": ("LCGTP", {}),
+    "recompute": ("LCGP", {"seq_len": 2}),
     "overlap": ("LCGP", {"seq_len": 2, "overlap_len": 4}),
     "losses": ("LCGP", {"clip_value": "max"}),
     "eval_limit": ("LCGTP", {"eval_steps": 9}),
@@ -51,7 +52,16 @@ RECIPES: dict = {
     "evolve": ("LCGTP", {"eval_seed": 3}),
     "check_replay": ("LCGP", {}),
 }
-MEMORY = "long_memory", "min_gru", "lru", "attention", "stacked_lstm", "carry_state", "overlap"
+MEMORY = (
+    "long_memory",
+    "min_gru",
+    "lru",
+    "attention",
+    "stacked_lstm",
+    "carry_state",
+    "overlap",
+    "recompute",
+)
 PACKAGES = {
     "minigrid_memory": "minigrid", "memory_gym_tasks": "memory_gym", "envpool_tasks": "envpool"
 }  # fmt: skip
@@ -59,7 +69,7 @@ PACKAGES = {
 NOT_WITH = [
     {"feedforward", "stacked_lstm"}, {"feedforward", "long_memory"}, {"feedforward", "carry_state"},
     {"frame_stack", "stacked_lstm"}, {"frame_stack", "long_memory"}, {"frame_stack", "carry_state"},
-    {"frame_stack", "images"}, {"two_groups", "cuda_graphs"},
+    {"frame_stack", "images"}, {"two_groups", "cuda_graphs"}, {"recompute", "overlap"},
 ]  # fmt: skip
 
 

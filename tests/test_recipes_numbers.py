@@ -1,6 +1,7 @@
 """What each recipe of networks, memory, tasks, training and logging does, in numbers."""
 
 import csv
+import importlib
 import json
 from dataclasses import replace
 
@@ -386,6 +387,22 @@ def test_the_memory_learns_at_a_rate_of_its_own(tmp_path):
     groups = script.load(run_dir)["optimizer"]["param_groups"]
     assert [group["lr"] for group in groups] == pytest.approx([0.01, 0.001])
     script.train(replace(agent.args, resume=str(run_dir), total_timesteps=100))
+
+
+def test_recomputed_states_are_those_of_exercise_8(tmp_path, monkeypatch):
+    """The same weights after four rollouts, with episodes that end, in four epochs of each."""
+    monkeypatch.syspath_prepend(driver.ROOT / "docs/exercises")
+    exercises = importlib.import_module("train")
+    flags = dict(env_id="CartPole-v1", num_steps=32, seq_len=8, learning_rate=0.01, eval_episodes=0)
+    theirs = exercises.load("recompute", str(tmp_path))
+    theirs.kind = "rppo_lstm"
+    agents = [run(x, tmp_path, total_timesteps=500, **flags)[0]
+              for x in (theirs, driver.fresh("rppo_lstm", "recompute"))]  # fmt: skip
+    stale, _ = run(driver.fresh("rppo_lstm"), tmp_path, total_timesteps=500, **flags)
+    ours, exercise, plain = (
+        nn.utils.parameters_to_vector(agent.parameters()) for agent in [agents[1], agents[0], stale]
+    )
+    assert (ours - exercise).abs().max() < 1e-5 < 1e-3 < (ours - plain).abs().max()
 
 
 @pytest.mark.parametrize("name", VECTORS)

@@ -37,6 +37,7 @@ def weights(T: int, stride: int, length: int):
 def use(script):
     fits = script.kind != "trpo"
     script.check(fits, "overlap: trpo replays whole rollouts")
+    script.check("recompute" not in script.recipes, "overlap: not with recompute")
     minibatches, advantage = script.minibatches, getattr(script, "normalize_advantage", None)
     now = SimpleNamespace()  # this update's sequences, and the weights of this minibatch's rows
 
