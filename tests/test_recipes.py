@@ -53,15 +53,9 @@ RECIPES: dict = {
     "check_replay": ("LCGP", {}),
 }
 MEMORY = (
-    "long_memory",
-    "min_gru",
-    "lru",
-    "attention",
-    "stacked_lstm",
-    "carry_state",
-    "overlap",
+    "long_memory", "min_gru", "lru", "attention", "stacked_lstm", "carry_state", "overlap",
     "recompute",
-)
+)  # fmt: skip
 PACKAGES = {
     "minigrid_memory": "minigrid", "memory_gym_tasks": "memory_gym", "envpool_tasks": "envpool"
 }  # fmt: skip

@@ -4,8 +4,8 @@
     from probes import check, check_memory # see docs/probes.md
 
 Usual tasks are learned in spite of a mistake. Each of these has a score that a correct agent reaches
-within 20,000 to 60,000 steps, and other scores that certain mistakes reach. The file needs Gymnasium, NumPy
-and tqdm, and torch only for check_memory: copy it.
+within 20,000 to 60,000 steps, and other scores that certain mistakes reach. The file needs
+Gymnasium, NumPy and tqdm, and torch only for check_memory: copy it.
 
 Train with rollouts of 16 time steps, in sequences of 16 or 8, and with as many environments as you
 like: Recall asks for what was shown 5 steps before, Rollout for what was shown in another rollout.

@@ -36,8 +36,8 @@ ORDER = (
     "envpool_tasks", "poc_memory", "ppo1", "images", "minigrid_memory", "memory_gym_tasks",
     "previous_action", "frame_stack", "feedforward", "long_memory", "min_gru", "lru", "attention",
     "stacked_lstm", "networks", "sde", "squash", "multi_discrete", "action_masks",
-    "cuda_graphs", "warm_start", "imitation", "carry_state", "recompute", "overlap", "losses", "eval_limit", "schedules",
-    "two_groups", "keep_best", "scalars", "callbacks", "data_parallel",
+    "cuda_graphs", "warm_start", "imitation", "carry_state", "recompute", "overlap", "losses",
+    "eval_limit", "schedules", "two_groups", "keep_best", "scalars", "callbacks", "data_parallel",
 )  # fmt: skip
 ALIASES = {  # former names of recipes, in old runs and commands
     "image_frames": "images", "activations": "networks", "critics": "networks",

@@ -6,9 +6,10 @@
 
 Weng et al. 2022, arXiv:2206.10558. Tasks have Gymnasium's names; --env-kwargs are EnvPool's, such as
 '{"num_threads": 4}'. Since version 1.2 it resets as Gymnasium does: an episode's last observation is
-a time step of its own. --play in a window or into a video plays in Gymnasium, without them. Most of a training's
-time goes into learning: on one core rppo_continuous became 1.16 times as fast on Pendulum and 1.17
-times on HalfCheetah, rppo_lstm with minigrid_memory 1.57 times (benchmarks/memories.py speed).
+a time step of its own. --play in a window or into a video plays in Gymnasium, without them. Most of
+a training's time goes into learning: on one core rppo_continuous became 1.16 times as fast on
+Pendulum and 1.17 times on HalfCheetah, rppo_lstm with minigrid_memory 1.57 times
+(benchmarks/memories.py speed).
 
 minigrid_memory cuts its 3 x 3 cells out of EnvPool's 7 x 7. Don't ask for agent_view_size=3: it writes
 where it mustn't, and crashes later.

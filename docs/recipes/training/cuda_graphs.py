@@ -8,8 +8,9 @@ are a minibatch's replay and its gradients (torch.cuda.make_graphed_callables). 
 eager PyTorch, so what is computed stays the same. The losses, the clipping of gradients and the optimiser
 aren't recorded: which steps count differs from minibatch to minibatch, and a graph's shapes are fixed.
 
-Without --cuda nothing is recorded. That the numbers stay the same is tested on the CPU, with recordings
-played by hand; on a GPU the recipe hasn't been run yet.
+A graph knows where the weights are: don't move or copy the agent while it trains. Without --cuda
+nothing is recorded. That the numbers stay the same is tested on the CPU, with recordings played by hand;
+on a GPU the recipe hasn't been run yet.
 """
 
 import sys
@@ -92,13 +93,6 @@ def use(script):
                 getattr(self, name).register_forward_pre_hook(unpack_final)
             if hasattr(self, "obs_stats"):
                 driver.change(self.obs_stats, update=self.update_in_place)
-
-        def _apply(self, *inputs):  # as in agent.to(device): other memory
-            self.recorded = {}
-            return super()._apply(*inputs)
-
-        def __getstate__(self):  # a copy of the agent has memory of its own
-            return {**self.__dict__, "recorded": {}}
 
         def update_in_place(self, update, rows):
             """The new statistics in the old ones' memory, which graphs read."""

@@ -31,12 +31,12 @@ def cores() -> int:
 
 
 def why(stderr: str) -> str:
-    """The last line that says something; of what tyro refuses, the first within its frame."""
+    """The last line that says something; of what tyro refuses, the first within its frame; or none."""
     lines = [line.strip("│╭╮╰╯─ ") for line in stderr.splitlines()]
     lines = [line for line in lines if line and not line.startswith("to continue:")]
     if "╭" in stderr:
         lines = lines[:2]
-    return lines[-1].removeprefix("error: ") if lines else "no word why"
+    return lines[-1].removeprefix("error: ") if lines else ""
 
 
 def train(folder: Path, words: list[str]) -> str | None:
@@ -51,7 +51,7 @@ def train(folder: Path, words: list[str]) -> str | None:
             return None
         if done.returncode == 2:  # a flag that can't be used
             break
-    return why(done.stderr)
+    return why(done.stderr) or f"exit code {done.returncode}"
 
 
 def score(folder: Path) -> float:

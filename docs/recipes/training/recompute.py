@@ -18,13 +18,14 @@ import use as driver
 def use(script):
     script.check(script.kind != "trpo", "recompute: trpo replays whole rollouts")
     minibatches, to_sequences = script.minibatches, script.to_sequences
-    now = SimpleNamespace(sequences=None, before=None, last=None, states=None)
+    now = SimpleNamespace(obs=None, before=None, last=None, states=None)
 
     def watched(x, L):
         sequences = to_sequences(x, L)
-        if x.dtype == torch.bool:  # of final; those of observations have just been cut
-            now.obs, now.final, now.N = now.sequences, sequences, x.shape[1]
-        now.sequences = sequences
+        if x.dtype == torch.bool:
+            now.final, now.N = sequences, x.shape[1]
+        elif now.obs is None:  # what train cuts first
+            now.obs = sequences
         return sequences
 
     def epochs(final, args):
@@ -43,6 +44,7 @@ def use(script):
 
         def step(self, obs, state):
             now.last = state  # at last, the one before the next rollout's first step
+            now.obs = None
             return super().step(obs, state)
 
         @torch.no_grad()
